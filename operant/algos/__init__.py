@@ -14,12 +14,13 @@ from operant.errors import NotFoundError, OperantError
 
 
 def names() -> list[str]:
-    """Return the names of the shipped algorithms, sorted."""
+    """Return the names of the algorithms in this package, sorted."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
 
 
 def load(name: str) -> Any:
-    """Return the `ALGO` of `operant/algos/<name>.py`, or the class of a user's file, `path/to/file.py:CLASS`.
+    """Return the algorithm class: the `ALGO` of `operant/algos/<name>.py`, or the class of a user's file,
+    `path/to/file.py:CLASS`.
 
     Raises KeyError for an unknown name, NotFoundError for a file that cannot be read, and OperantError for one that
     cannot be used.

@@ -36,7 +36,7 @@ class Phase(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """Cost of an iteration, for `env.lanes = "auto"` and the roofline of a profile."""
+    """Cost of an iteration, for the choice of `env.lanes = "auto"` and the roofline of a profile."""
 
     steps: int  # environment steps
     flops: float  # lower bound: products of the networks
@@ -48,12 +48,12 @@ class AlgorithmConfig(Protocol):
     """Keys of `[algo]` except `name`, with their defaults: a `settings.Section` with one more method."""
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Return problems between values for this number of lanes, as (key, message)."""
+        """Return the problems between these values for `lanes` lanes, as (key, message)."""
 
 
 class Algorithm(Protocol):
-    """Learner on a world, created as `Class(world, config, net, seed=, steps=, eager=)`. Its phases in order are one
-    iteration.
+    """Learner on a world, created as `Class(world, config, net, seed=, steps=, eager=)`. Running its `phases` in order
+    is one iteration.
     """
 
     Config: ClassVar[type[Section]]
@@ -80,18 +80,18 @@ class Algorithm(Protocol):
 
     @classmethod
     def make_actor(cls, spec: Env, config: Any, net: Any, device: torch.device, *, seed: int = 0) -> Actor:
-        """Create the actor alone, without buffers for training."""
+        """Create the actor (the policy for playing) alone, without buffers for training."""
 
     @classmethod
     def estimate(cls, spec: Env, config: Any, net: Any, lanes: int) -> Estimate:
         """Estimate the cost of an iteration of `lanes` lanes."""
 
     def start(self) -> None:
-        """Start new episodes in all lanes. A resumed run copies into `state` instead."""
+        """Reset all lanes before the first iteration. A resumed run copies into `state` instead."""
 
     def state(self, tier: Tier) -> dict[str, Tensor]:
-        """Return the tensors of a tier by name; copy into them to load. Those of "policy" are named `policy/` and the
-        actor's names.
+        """Return the tensors of a `tier` ("policy", "train" or "all") by name; copy into them to load. Those of
+        "policy" are named `policy/` and the actor's names.
 
         `algo/iteration` (1) int64 counts finished iterations. Schedules count environment steps, `algo/iteration` times
         `steps_per_iteration`; a resume with another horizon sets it to match.
@@ -123,12 +123,14 @@ def metric_specs(stats: type, **changed: dict[str, Any]) -> tuple[MetricSpec, ..
 
 
 def policy_state(actor: Actor) -> dict[str, Tensor]:
-    """Return the tensors of tier "policy"."""
+    """Return the tensors of tier "policy" of a checkpoint, by name."""
     return {f"policy/{name}": tensor for name, tensor in actor.tensors().items()}
 
 
 def replay_metrics(updates: str) -> tuple[Any, Any]:
-    """Declare the metrics of a replay, its fill and optimizer steps per second; `updates` names the networks."""
+    """Declare the metrics of a replay: its fill, and optimizer steps per second. `updates` names the networks that
+    learn.
+    """
     emptiness = "most of the replay stays empty: a smaller algo.replay_capacity would take less memory"
     return (
         metric(
@@ -157,26 +159,28 @@ class Engine(Protocol):
     """Fused kernels that act, store and learn in place of an `OffPolicy` algorithm's torch methods."""
 
     def prepare(self) -> None:
-        """Begin an iteration."""
+        """Prepare an iteration, before its first tick (vectorised step)."""
 
     def act(self, t: int) -> None:
-        """Choose the actions of tick t, random ones while `cycle.warming` is 1."""
+        """Choose the actions of tick t (vectorised step), random ones while `cycle.warming` is 1."""
 
     def store(self, t: int) -> None:
-        """Store tick t in the replay, at the latest with the first update after it."""
+        """Store tick t of the iteration in the replay, at the latest with the first update after it."""
 
     def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch."""
+        """Learn from one batch: update `number` of the iteration, after `ticks` stored ticks."""
 
     def complete_update(self, ticks: int) -> int:
-        """Complete an update that `act` began, after a step that failed. See `operant.data.off_policy.Steps`."""
+        """Complete an update that `act` began, after an environment step that failed. See
+        `operant.data.off_policy.Steps`.
+        """
 
 
 class OffPolicy:
-    """Base of algorithms that learn from a replay.
+    """Base class of algorithms that learn from a replay. One iteration is T ticks (vectorised steps) of act -> step the
+    world -> store -> the updates that are due.
 
-    One iteration is T ticks of act -> step the world -> store -> the updates that are due. It touches fixed buffers
-    and never reads back to the host, so on a GPU it is one CUDA graph.
+    It touches fixed buffers and never reads back to the host, so on a GPU it is one CUDA graph.
 
     A subclass declares `Config`, `Stats` and `TERMS`. Its `__init__` calls `super().__init__`, creates networks and
     optimizers, and ends with `self.capture(...)`. It writes `make_actor`, `estimate`, `act`, `update` and `tensors`,
@@ -227,7 +231,7 @@ class OffPolicy:
     ) -> None:
         """Create the cycle of rollout and replay, and the buffers of the statistics.
 
-        `world` holds this rank's lanes where an exchange joins several ranks. `acting_noise` and `update_noise` are the
+        With an exchange of several ranks `world` holds this rank's lanes. `acting_noise` and `update_noise` are the
         rows of uniform numbers that acting takes per lane and an update per sample; `stored_action` is the type of
         `cycle.action` where the replay stores other actions than the environment takes; `steps` is `run.steps`.
         """
@@ -253,7 +257,9 @@ class OffPolicy:
         self._counts = torch.tensor(counts, dtype=torch.float32, device=self.device)
 
     def capture(self, *, eager: bool) -> None:
-        """Make the iteration a phase: a CUDA graph where the world allows it. The end of a subclass's `__init__`."""
+        """Make the iteration a phase: a CUDA graph where the world allows it and not `eager`. Called at the end of a
+        subclass's `__init__`.
+        """
         if self.engine is not None:
             self.kernels = "fused"
         work = self.cycle.single_threaded(self._train)
@@ -263,9 +269,8 @@ class OffPolicy:
     # TO BE WRITTEN
 
     def act(self, t: int) -> None:
-        """Write the actions of tick t to `cycle.action[t]` and, as the environment takes them, to `rollout.action[t]`.
-
-        While `cycle.warming` is 1 they are random.
+        """Write the actions of tick t (vectorised step) to `cycle.action[t]` and, as the environment takes them, to
+        `rollout.action[t]`. While `cycle.warming` is 1 they are random.
         """
         raise NotImplementedError
 
@@ -277,7 +282,9 @@ class OffPolicy:
         raise NotImplementedError
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of a checkpoint other than those of actor, world and replay, by their names in it."""
+        """Return the tensors of a checkpoint other than those of actor, world and replay, by their names in the
+        checkpoint.
+        """
         raise NotImplementedError
 
     def parameters(self) -> tuple[Tensor, ...]:
@@ -289,20 +296,20 @@ class OffPolicy:
         return ()
 
     def prepare(self) -> None:
-        """Set what changes from iteration to iteration, such as an epsilon."""
+        """Hook: set values that change from iteration to iteration, such as an epsilon."""
 
     # AN ITERATION
 
     def start(self) -> None:
-        """Start new episodes in all lanes. A resumed run copies into `state` instead."""
+        """Reset all lanes before the first iteration. A resumed run copies into `state` instead."""
         self.cycle.start()
 
     def store(self, t: int) -> None:
-        """Store tick t in the replay."""
+        """Store tick t of the iteration in the replay."""
         self.cycle.replay.store(t)
 
     def complete_update(self, ticks: int) -> int:
-        """Return 0: acting begins no update."""
+        """Return 0: no update is in progress after acting."""
         return 0
 
     def record(self, **terms: Tensor) -> None:
@@ -333,13 +340,17 @@ class OffPolicy:
 
     @torch.no_grad()
     def update_normalizers(self) -> None:
-        """Update the running mean and variance of observations by the iteration's, if they are normalized."""
+        """Update the running mean and variance of observations by those of the iteration, if observations are
+        normalized.
+        """
         if self.normalizer is not None:
             observations = self.rollout.observation[1:].transpose(0, 1)  # (O, T, N)
             self.normalizer.update(observations, self.cycle.replay.shards, self.exchange)
 
     def state(self, tier: Tier) -> dict[str, Tensor]:
-        """Return the tensors of a tier by name; copy into them to load. With those of "all" a resume is exact."""
+        """Return the tensors of a `tier` ("policy", "train" or "all") by name; copy into them to load. With those of
+        "all" a resume is exact.
+        """
         named = policy_state(self.actor)
         if tier == "policy":
             return named

@@ -56,10 +56,8 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Env:
-    """Environment by name, by Gymnasium id, or by path to a file ending in `.py`.
-
-    Raises NotFoundError for a missing file, KeyError for an unknown name, OperantError for a file that does
-    not export an environment.
+    """Return the environment with a name, a Gymnasium id, or the path of a file ending in `.py`. Raises NotFoundError
+    for a missing file, KeyError for an unknown name, OperantError for a file that does not export an environment.
     """
     if name.endswith(".py"):
         return load_file(Path(name))
@@ -74,7 +72,7 @@ def find(name: str) -> Env:
 
 
 def _modules() -> dict[str, str]:
-    """Module of each shipped environment by name: `minatar_breakout` is operant.envs.minatar.breakout."""
+    """Module of each shipped environment by its name: `minatar_breakout` is operant.envs.minatar.breakout."""
     files = (
         path.relative_to(folder)
         for folder in __path__
@@ -86,7 +84,9 @@ def _modules() -> dict[str, str]:
 
 
 def load_file(path: Path) -> Env:
-    """Import a user's file and return its `ENV`. Raises NotFoundError and OperantError."""
+    """Import a user's file and return its `ENV`. Raises NotFoundError for a missing file and OperantError for one
+    without a valid `ENV`.
+    """
     if not os.path.isfile(path):  # Path.is_file raises for names that are too long
         raise NotFoundError(f"there is no environment file {str(path)!r}")
     # Module name from the file's content: an edit never meets a stale compilation, and numba's cache on disk finds the

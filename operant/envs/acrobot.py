@@ -85,7 +85,7 @@ def accelerations(theta_1, theta_2, dot_1, dot_2, torque, p):
 
 @device
 def wrap(angle):
-    """Angle wrapped to [-pi, pi). No loop: a non-finite angle must not hang the kernel."""
+    """Wrap an angle to [-pi, pi). No loop: a non-finite angle must not hang the kernel."""
     return angle - TURN * float32(math.floor((angle + PI) / TURN))
 
 

@@ -100,7 +100,7 @@ class _Declared:
     """Base class that rejects field names of earlier versions. (Old files are translated: operant/old_names.py.)"""
 
     def __new__(cls, *args: Any, **fields: Any) -> Any:
-        """Raises OperantError that states the new name."""
+        """Create the instance. Raises OperantError for a field name of an earlier version, and states the new one."""
         for old in KEYWORDS.keys() & fields:
             raise OperantError(
                 f"{cls.__name__}({old}=...) is called {KEYWORDS[old]} now: write {cls.__name__}({KEYWORDS[old]}=...)"
@@ -129,7 +129,7 @@ class Box(_Declared):
             object.__setattr__(self, "categories", self.categories[0])
 
     def bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Lower and upper bound of each value, (size,) and (size,)."""
+        """Lower and upper bounds of the values, (size,) each."""
         low = self.low if isinstance(self.low, tuple) else (self.low,) * self.size
         high = self.high if isinstance(self.high, tuple) else (self.high,) * self.size
         return low, high
@@ -171,7 +171,9 @@ class IntState:
 
 @dataclass(frozen=True)
 class Env(_Declared):
-    """Rules of an environment: see the module docstring."""
+    """Rules and spaces of an environment: its parameters, state, functions and declared features, see the module
+    docstring. Immutable; knows no lanes.
+    """
 
     Params: type
     fields: int
@@ -198,26 +200,28 @@ class Env(_Declared):
 
     @property
     def draws(self) -> bool:
-        """Whether the environment has a `pixel_shader`."""
+        """Whether this environment can be drawn: it has a `pixel_shader`."""
         return self.pixel_shader is not None
 
     @property
     def action_size(self) -> int:
-        """Number of action components A."""
+        """Number of components of an action, A: 1 for Discrete."""
         if isinstance(self.action, Box):
             return self.action.size
         return len(self.action.n) if isinstance(self.action, MultiDiscrete) else 1
 
     @property
     def mask_size(self) -> int:
-        """Length of the mask that `legal` writes, over all dimensions; 0 where every action is legal."""
+        """Length of the mask that `legal` writes, over all dimensions; 0 if every action is always legal."""
         if self.legal is None or isinstance(self.action, Box):
             return 0
         return self.action.n if isinstance(self.action, Discrete) else sum(self.action.n)
 
 
 def with_pixels(env: Env, side: int) -> Env:
-    """Environment with pixel observations, (side, side, 3) bytes. Raises OperantError without a `pixel_shader`."""
+    """Copy of an environment with pixel observations, (side, side, 3) bytes. Raises OperantError without a
+    `pixel_shader`.
+    """
     if env.pixel_shader is None:
         raise OperantError(f"{env.name or 'the environment'} draws no picture: `env.pixels` needs a `pixel_shader`")
     return replace(
@@ -226,7 +230,7 @@ def with_pixels(env: Env, side: int) -> Env:
 
 
 def step_seconds(env: Env, params: Any) -> float | None:
-    """Duration of a step for a viewer, s: `params.tau` x `params.frames`, or `env.step_s`, or None if unknown."""
+    """Duration of a step for a viewer in seconds: `params.tau` x `params.frames`, or `env.step_s`; None if unknown."""
     tau, frames = getattr(params, "tau", None), getattr(params, "frames", None)
     if tau is None and frames is None:
         return env.step_s

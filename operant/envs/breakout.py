@@ -108,7 +108,7 @@ class Params(NamedTuple):
 
 @device
 def _word(words, k):
-    """Word k of four. Selects instead of indexing, so that the words stay in registers."""
+    """Select word k of four. No indexing, so that the words stay in registers."""
     return words[0] if k == 0 else words[1] if k == 1 else words[2] if k == 2 else words[3]
 
 
@@ -119,7 +119,7 @@ def _standing(words, brick):
 
 @device
 def _without(words, brick):
-    """Words with a brick removed."""
+    """Remove a brick from the words."""
     bit = int32(1) << int32(brick & 31)
     k = brick >> 5
     return (
@@ -132,10 +132,10 @@ def _without(words, brick):
 
 @device_call
 def _meet(best, edge, low, high, along, across, speed_along, speed_across, ball, target, sideways):
-    """Earlier of two collisions: `best` and the ball with an edge.
+    """Compute the collision of the ball with an edge, and return the earlier of it and `best`.
 
-    A collision is (time in frames, overlap, along, across, target, sideways). The edge lies at coordinate `edge` on
-    the axis `along` and spans [low, high] on the axis `across`. `along` and `across` are the ball's upper left corner,
+    A collision is (time in frames, overlap, along, across, target, sideways). The edge lies at coordinate `edge` on the
+    axis `along` and spans [low, high] on the axis `across`. `along` and `across` are the ball's upper left corner,
     before the frame as arguments and at the collision in the result. `sideways`: the collision reflects vx, not vy. Of
     simultaneous collisions the larger overlap wins, then the first.
     """
@@ -155,7 +155,7 @@ def _meet(best, edge, low, high, along, across, speed_along, speed_across, ball,
 
 @device_call
 def _meet_bricks(best, words, x, y, vx, vy, p):
-    """Earliest collision with a brick inside the bounding box of the ball's path."""
+    """Earliest of `best` and the collisions with bricks inside the bounding box of the ball's path."""
     top, bottom = min(y, y + vy) - p.bricks_y - _NEAR, max(y, y + vy) + p.ball - p.bricks_y + _NEAR
     if top < float32(ROWS) * p.brick_height and bottom > float32(0.0):
         left, right = min(x, x + vx) - _NEAR, max(x, x + vx) + p.ball + _NEAR
@@ -184,7 +184,7 @@ def _meet_bricks(best, words, x, y, vx, vy, p):
 
 @device
 def _meet_walls(best, x, y, vx, vy, p):
-    """Earlier of `best` and the collisions with the sides and the ceiling."""
+    """Earliest of `best` and the collisions with the sides and the ceiling."""
     if (vx > float32(0.0) and x + vx > p.width - p.ball - _NEAR) or (vx < float32(0.0) and x + vx < _NEAR):
         edge = p.width if vx > float32(0.0) else float32(0.0)
         best = _meet(best, edge, float32(0.0), p.height, x, y, vx, vy, p.ball, int32(SIDE), True)
@@ -195,7 +195,7 @@ def _meet_walls(best, x, y, vx, vy, p):
 
 @device
 def _inside(x, y, p):
-    """Position of the ball, moved back if it left the field.
+    """Position of the ball, put back if it left the field.
 
     A ball leaves the field when it starts towards a side that it already touches, or by rounding.
     """
@@ -315,7 +315,7 @@ def _observe_numbers(s, obs, p):
 
 @device_call
 def observe(s, cells, obs, p, shard):
-    """Shards: one per word of bricks; the last one writes the other values."""
+    """Write the rows of one shard: the bricks of one word, or for the last shard the other values."""
     if shard < WORDS - 1:
         _observe_word(obs, SEEN + 32 * shard, 32, cells[shard])
     elif shard == WORDS - 1:

@@ -41,7 +41,7 @@ def game(
     ranges: Mapping[str, tuple[float | None, float | None]],
     **functions: Any,
 ) -> Env:
-    """Declare a game that ends when its decks are dealt.
+    """Declare a card game that ends when its decks are dealt.
 
     Observations are `features` bytes with `categories` one-hot categories each (one number for all, or one per
     feature). `actions` is the number of actions or their names.
@@ -65,9 +65,8 @@ def game(
 
 @device_call
 def deal(s: Any, first: int, kinds: int, left: Any, key: Any, draw: int) -> Any:
-    """Deal a card and return its kind, int32.
-
-    Rows first ... first + kinds - 1 of `s` hold the remaining count of each kind; their sum is `left` >= 1.
+    """Deal a card and return its kind, int32. Rows first ... first + kinds - 1 of `s` hold the remaining count of each
+    kind; their sum is `left` >= 1.
     """
     # Inverse transform sampling: the kind is the number of cumulative counts that do not exceed the card's index.
     index, below, kind = integer(key, draw, left), int32(0), int32(0)
@@ -92,8 +91,8 @@ def cards_left(s: Any, first: int, kinds: int) -> Any:
 
 @device
 def open_decks(s: Any, first: int, kinds: int, decks: Any, key: Any) -> Any:
-    """Open `decks` shuffled decks: write the counts of each kind from row `first` of `s`, deal one card, return its
-    kind.
+    """Shuffle `decks` decks: write the counts of each kind from row `first` of `s`, deal one card, and return
+    its kind.
     """
     for kind in range(kinds):
         s[first + kind] = float32(DECK // kinds * decks)
@@ -122,7 +121,7 @@ def _in_suit(x: Any, y: Any, suit: Any) -> bool:
 
 @device
 def card_picture(x: Any, y: Any, suit: Any, bar: Any, bar_colour: Any) -> Any:
-    """Colour at (x, y): a card with a suit's symbol, and below it a bar of length `bar` in [0, 1]."""
+    """Colour at (x, y) of a card with a suit's symbol, and below it a bar of length `bar` in [0, 1]."""
     if in_box(x, y, float32(0.5), float32(0.92), float32(0.46), float32(0.04)):
         return bar_colour if x < float32(0.04) + float32(0.92) * bar else GROUND
     if not _on_card(x, y, float32(0.5), float32(0.28)):
@@ -134,7 +133,7 @@ def card_picture(x: Any, y: Any, suit: Any, bar: Any, bar_colour: Any) -> Any:
 
 @device
 def kind_picture(x: Any, y: Any, centre_x: Any, kind: Any, colour: Any) -> Any:
-    """Colour at (x, y): a card centred at `centre_x` with kind + 1 dots, at most 16."""
+    """Colour at (x, y) of a card centred at `centre_x` with kind + 1 dots, at most 16."""
     if not _on_card(x, y, centre_x, float32(0.21)):
         return GROUND
     across, down = (x - centre_x + float32(0.2)) * float32(10.0), (y - float32(0.1)) * float32(5.7)

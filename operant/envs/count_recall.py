@@ -38,7 +38,7 @@ class Params(NamedTuple):
 
 @device
 def of_kind(kind, p):
-    """Number of cards of a kind in the full decks; card c has kind c % kinds."""
+    """Number of cards of a kind in the full decks; card number c has kind c % kinds."""
     return (int32(DECK * p.decks) - int32(kind) + int32(p.kinds) - int32(1)) // int32(p.kinds)
 
 

@@ -13,7 +13,9 @@ from operant.envs.base import Box, Discrete, Env, IntState, MultiDiscrete
 
 
 def declaration_problems(env: Env) -> list[str]:
-    """All problems of an environment's declaration, one message each."""
+    """Problems of an environment's declaration (spaces, functions, parameters, fields for playing), one
+    message each.
+    """
     problems = [*_space_problems(env), *_function_problems(env)]
     try:
         params = env.Params()
@@ -96,12 +98,14 @@ def _space_problems(env: Env) -> Iterator[str]:
 
 
 def _may_be_categorical(space: Box, categories: int, high: float) -> bool:
-    """Whether a feature of this dtype and upper bound can have this number of categories."""
+    """Whether a feature of this space's dtype and with this upper bound can have `categories` categories."""
     return space.dtype == "uint8" and 2 <= categories <= 256 and high <= categories - 1
 
 
 def _playing_problems(env: Env) -> Iterator[str]:
-    """Problems of the fields for players and viewers: actions, turns, step_s."""
+    """Yield the problems of the fields for playing and viewing: `actions` (names of a Discrete's actions), `turns`
+    (True: the game waits for its player) and `step_s` (seconds of a step).
+    """
     names = env.actions
     if not isinstance(names, tuple) or not all(isinstance(name, str) and name and name.isprintable() for name in names):
         yield f'actions is {names!r}: a tuple of names, such as ("left", "right")'

@@ -22,7 +22,7 @@ _DRAW = 65_535  # the last draw index of a step, used by no environment
 
 
 def with_flicker(env: Env, probability: float) -> Env:
-    """Environment whose observations are all zeros with a probability in [0, 1].
+    """Copy of an environment whose observations are all zeros with a probability in [0, 1].
 
     With pixel observations a blank is a black picture, in films and in the viewer as well.
     """
@@ -41,7 +41,7 @@ class _Wrapped(NamedTuple):
 
 @functools.cache
 def _wrapped(env: Env, probability: float) -> _Wrapped:
-    """Wrapped functions, cached so that equal environments share one compiled kernel."""
+    """Wrap the environment's functions. Cached, so that equal environments share one compiled kernel."""
     reset, step = _moves(env, float32(probability))
     pixels = env.pixels > 0
     return _Wrapped(
@@ -50,7 +50,7 @@ def _wrapped(env: Env, probability: float) -> _Wrapped:
 
 
 def _moves(env: Env, probability: float32) -> tuple[Any, Any]:
-    """`reset` and `step` that also draw whether the next observation is blank."""
+    """Make `reset` and `step` that also draw whether the next observation is blank."""
     reset_, step_, row = env.reset, env.step, env.fields
 
     @device
@@ -85,7 +85,7 @@ def _moves(env: Env, probability: float32) -> tuple[Any, Any]:
 
 
 def _observe(env: Env) -> Any:
-    """`observe`, or zeros for a blank observation.
+    """Make an `observe` that writes zeros for a blank observation.
 
     A blank shard zeroes an equal part of all rows, which may differ from the rows that it writes otherwise; together
     the shards still write every row.

@@ -117,20 +117,20 @@ class Params(NamedTuple):
 
 @device_call
 def _tiles(row):
-    """Lowest bit of each nonzero field."""
+    """Lowest bit of each nonzero 5-bit field of a row."""
     folded = row | (row >> int32(1))
     return int32((folded | (folded >> int32(2)) | (row >> int32(4))) & LOWEST)
 
 
 @device_call
 def _whole(bits):
-    """Full 5-bit mask of each field whose lowest bit is set."""
+    """Full 5-bit mask of each field whose lowest bit is set in `bits`."""
     return int32((bits << int32(BITS)) - bits)
 
 
 @device_call
 def _equal(one, other):
-    """Lowest bit of each nonzero field that is equal in two rows."""
+    """Lowest bit of each nonzero 5-bit field that is equal in two rows."""
     return int32(_tiles(one) & ~_tiles(one ^ other))
 
 
@@ -150,7 +150,7 @@ def _mirrored(a, b, c, d, sideways):
 
 @device
 def _slide_up(a, b, c, d):
-    """Slide all four columns up and merge.
+    """Slide all four columns up and merge equal tiles.
 
     Returns the four rows, and per column the exponents of the merged tiles: the upper pair's and the lower pair's.
     """
@@ -178,7 +178,9 @@ def _slide_up(a, b, c, d):
 
 @device
 def moved(a, b, c, d, action):
-    """Rows after a move, without a new tile, and the exponents of the merged tiles as eight fields of two integers."""
+    """Rows after the move `action`, without a new tile, and the exponents of the merged tiles as eight fields of two
+    integers.
+    """
     sideways, back = int32(-(action & 1)), ((action + 1) & 2) != 0
     a, b, c, d = _mirrored(a, b, c, d, sideways)
     a, b, c, d = (d, c, b, a) if back else (a, b, c, d)
@@ -197,7 +199,7 @@ def _growth(exponent):
 
 @device
 def _gained(first, second):
-    """Sum of the merged tiles, number of merges, and their growth in hundredths."""
+    """Sum of the merged tiles, number of merges, and their growth in hundredths, from the two integers of `moved`."""
     score, merges, growth = int32(0), int32(0), int32(0)
     for k in range(SIDE):
         one, other = (first >> int32(BITS * k)) & EXPONENT, (second >> int32(BITS * k)) & EXPONENT
@@ -209,9 +211,8 @@ def _gained(first, second):
 
 @device
 def with_tile(a, b, c, d, cell_word, kind_word, p):
-    """Add a tile on a random empty cell, chosen by two random words; no change on a full board.
-
-    Returns the four rows and the number of cells that were empty.
+    """Add a tile on a random empty cell, chosen by two random words; no change on a full board. Returns the four rows
+    and the number of cells that were empty.
     """
     free_a, free_b, free_c, free_d = LOWEST & ~_tiles(a), LOWEST & ~_tiles(b), LOWEST & ~_tiles(c), LOWEST & ~_tiles(d)
     # A product with LOWEST is a prefix sum over the fields: empty cells up to each cell. The top field is the row's.
@@ -250,7 +251,7 @@ def _pairs(a, b, c, d):
 
 @device
 def _ten_thousandths(reward):
-    """Reward in units of 0.0001, rounded."""
+    """Convert a reward to units of 0.0001, rounded."""
     return int32(math.floor(reward * float32(10000.0) + float32(0.5)))
 
 
@@ -272,7 +273,7 @@ def _best(a, b, c, d):
 
 @device
 def _board(s):
-    """Four rows and the count of consecutive illegal moves."""
+    """Load the four rows and the count of consecutive illegal moves."""
     a, b, c, d = int32(s[0]), int32(s[1]), int32(s[2]), int32(s[3])
     return a & BOARD, b & BOARD, c & BOARD, d & BOARD, (a >> int32(4 * BITS)) | ((b >> int32(4 * BITS)) << int32(4))
 
@@ -297,7 +298,7 @@ def reset(s, p, key):
 
 @device
 def step(s, action, p, key, tally):
-    """Play one move."""
+    """Play one move, an illegal one without effect, and return its reward and whether the game is over."""
     a, b, c, d, stuck = _board(s)
     to_a, to_b, to_c, to_d, first, second = moved(a, b, c, d, action)
     changed = ((a ^ to_a) | (b ^ to_b) | (c ^ to_c) | (d ^ to_d)) != 0
@@ -350,7 +351,7 @@ def _gap_left(full):
 
 @device
 def legal(s, mask, p):
-    """Write 1 for each move that changes the board.
+    """Write 1 for each move that changes the board, 0 for each other.
 
     A move changes the board if two neighbours along its axis are equal, or if a tile has an empty neighbour on the side
     that it moves to.

@@ -90,7 +90,9 @@ class Params(NamedTuple):
 
 @device
 def neighbours(board, size, first, row, column, beyond):
-    """Values above, left, right and below of a point, in the plane from cell `first` on; `beyond` off the board."""
+    """Values above, left, right and below of a point, in the plane that begins at cell `first`; `beyond` for those off
+    the board.
+    """
     cell = first + row * size + column
     above = int32(board[cell - size]) if row > 0 else int32(beyond)
     left = int32(board[cell - 1]) if column > 0 else int32(beyond)
@@ -101,8 +103,8 @@ def neighbours(board, size, first, row, column, beyond):
 
 @device
 def opens(liberties, colour):
-    """Whether a neighbour makes a move of `colour` legal: empty, a friendly chain with another liberty, or an enemy
-    chain that the move captures.
+    """Whether a neighbour with these signed liberties makes a move of `colour` legal: empty, a friendly chain with
+    another liberty, or an enemy chain that the move captures.
     """
     own = liberties * colour
     return own == 0 or own > 1 or own == -1
@@ -125,7 +127,9 @@ def is_one_of(chain, first, second, third, fourth):
 
 @device_call
 def count_liberties(cells, workspace, size):
-    """Write the liberties of each stone's chain from ids and colours. `workspace` must be 0 for each chain id."""
+    """Write the liberties of each stone's chain, from chain ids and colours. `workspace` must be 0 for each
+    chain id.
+    """
     count = size * size
     for row in range(size):
         for column in range(size):
@@ -147,7 +151,9 @@ def count_liberties(cells, workspace, size):
 
 @device_call
 def play(cells, workspace, size, point, colour):
-    """Place a stone at a legal point and remove captured chains. Returns (stones captured, ko point or -1)."""
+    """Place a stone at a legal point and remove captured chains. Returns (number of stones captured, ko point
+    or -1).
+    """
     count = size * size
     row, column = point // size, point % size
     liberties = neighbours(cells, size, 0, row, column, EMPTY)
@@ -189,7 +195,7 @@ def play(cells, workspace, size, point, colour):
 
 @device
 def urgency(liberties):
-    """Category of a point for white, given a neighbour's liberties."""
+    """Category of a point for white, 1 (TAKE) to 6 (ANY), given a neighbour's signed liberties."""
     if liberties == BLACK:
         return TAKE
     if liberties == WHITE:
@@ -199,7 +205,7 @@ def urgency(liberties):
 
 @device_call
 def choose(cells, workspace, size, ko, key):
-    """Point that white plays, or -1 for a pass. `workspace` holds the categories."""
+    """Choose the point that white plays, or -1 for a pass. `workspace` is overwritten by the categories."""
     best, candidates = ILLEGAL, 0
     for row in range(size):
         for column in range(size):
@@ -224,7 +230,7 @@ def choose(cells, workspace, size, ko, key):
 
 @device
 def root(workspace, point):
-    """Representative of an empty point's region (union-find with path halving)."""
+    """Find the representative of an empty point's region (union-find with path halving)."""
     while workspace[point] >= 0:
         above = workspace[point]
         if workspace[above] >= 0:
@@ -243,7 +249,7 @@ def join(workspace, other, point):
 
 @device_call
 def area(cells, workspace, size):
-    """Black's area minus white's.
+    """Compute black's area minus white's.
 
     Regions of empty points are union-find sets in `workspace`: a point holds its parent, a representative -1 - b, where
     bit 0 of b is set if the region touches black and bit 1 if it touches white.
@@ -272,7 +278,9 @@ def area(cells, workspace, size):
 
 @device_call
 def shade_board(cells, size, ko, last, x, y):
-    """Colour at (x, y): board with lines and dots, stones, a mark on white's last stone, a box at the ko point."""
+    """Colour at (x, y) of the board with lines and dots, stones, a mark on white's last stone, a box at the
+    ko point.
+    """
     side = float32(size + 1)
     right, down = x * side - float32(1.0), y * side - float32(1.0)  # the board's first point is at (0, 0)
     edge = float32(size - 1)
@@ -308,7 +316,7 @@ def shade_board(cells, size, ko, last, x, y):
 
 
 def _rules(size: int) -> tuple[Any, Any]:
-    """`reset` and `step` for a board of `size` x `size`."""
+    """Make `reset` and `step` for a board of `size` x `size`."""
     count, limit = size * size, 3 * size * size
 
     @device_call
@@ -362,12 +370,12 @@ def _rules(size: int) -> tuple[Any, Any]:
 
 
 def _views(size: int) -> tuple[Any, Any, Any]:
-    """`observe`, `legal` and `pixel_shader` for a board of `size` x `size`."""
+    """Make `observe`, `legal` and `pixel_shader` for a board of `size` x `size`."""
     count, limit = size * size, 3 * size * size
 
     @device_call
     def observe(s, cells, obs, p, shard):
-        """Shards are rows of the board."""
+        """Write the observation of one row of the board, which is one shard."""
         last, ko, clock = int32(s[LAST]), int32(s[KO]), int32(s[PLIES]) * 255 // limit
         for point in range(shard * size, (shard + 1) * size):
             liberties, first = int32(cells[point]), PLANES * point
@@ -380,7 +388,7 @@ def _views(size: int) -> tuple[Any, Any, Any]:
 
     @device_call
     def legal(s, cells, mask, p, shard):
-        """Shards are rows of the board; the last one also writes the pass."""
+        """Write the mask of one row of the board, which is one shard; the last one also writes the pass."""
         ko = int32(s[KO])
         for column in range(size):
             point = shard * size + column
@@ -398,7 +406,7 @@ def _views(size: int) -> tuple[Any, Any, Any]:
 
 
 def go(size: int = 9) -> Env:
-    """Game on a board of `size` x `size`, 5 to 19. Raises ValueError for others.
+    """Make the game on a board of `size` x `size`, 5 to 19. Raises ValueError for others.
 
     A user's file that ends in `ENV = go(13)` is an environment.
     """

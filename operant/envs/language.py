@@ -74,7 +74,7 @@ _ALLOCATING = tuple(
 
 
 class Finding(NamedTuple):
-    """Finding in an environment's function: its line and the message."""
+    """Python in an environment's function that a kernel cannot contain: its line and the message."""
 
     function: Callable[..., Any]
     line: int
@@ -85,7 +85,7 @@ class Finding(NamedTuple):
 
 
 def language_problems(env: Env) -> list[str]:
-    """All findings in an environment's functions, one message per line. Functions without source are skipped."""
+    """Problems in an environment's functions, one message per line. Functions without source are skipped."""
     findings = [
         Finding(function, node.lineno, message) for function in _functions(env) for node, message in _problems(function)
     ]
@@ -93,7 +93,7 @@ def language_problems(env: Env) -> list[str]:
 
 
 def prints(env: Env) -> list[str]:
-    """Source lines with `print`, which would run for each lane and step."""
+    """Source lines of an environment's functions that call `print`, which would run for each lane and step."""
     lines = [
         source_line(function.__code__.co_filename, node.lineno)
         for function in _functions(env)
@@ -104,7 +104,9 @@ def prints(env: Env) -> list[str]:
 
 
 def _functions(env: Env) -> Iterator[FunctionType]:
-    """Python functions behind an environment's device functions and all that they call, each once."""
+    """Yield the Python source functions of an environment's compiled functions (`reset`, `step`, `observe`,
+    `pixel_shader`, `legal`) and of all compiled functions that they call, each once, callers first.
+    """
     waiting = [env.reset, env.step, env.observe, env.pixel_shader, env.legal]
     seen: set[int] = set()
     while waiting:
@@ -158,7 +160,7 @@ def _problems(function: FunctionType) -> Iterator[tuple[ast.expr | ast.stmt, str
 
 
 def _problem(function: FunctionType, node: ast.expr | ast.stmt) -> str | None:
-    """Message for syntax that a kernel cannot contain, or None."""
+    """Message for syntax that a kernel cannot contain; None if it can."""
     if isinstance(node, ast.Call):
         return _call_problem(_value(function, node.func))
     if isinstance(node, ast.While):
@@ -171,7 +173,7 @@ def _problem(function: FunctionType, node: ast.expr | ast.stmt) -> str | None:
 
 
 def _call_problem(called: Any) -> str | None:
-    """Message for a call that a kernel cannot make, or None."""
+    """Message for a call that a kernel cannot make; None if it can."""
     owner = (
         type(getattr(called, "__self__", None)).__module__
         if isinstance(called, MethodType | BuiltinFunctionType)
@@ -185,7 +187,7 @@ def _call_problem(called: Any) -> str | None:
 
 
 def _global_problem(function: FunctionType, name: str, value: Any) -> str | None:
-    """Message for a global value that a kernel cannot read, or None."""
+    """Message for a global value that a kernel cannot read; None if it can."""
     own = function.__globals__.get("__name__")
     if isinstance(value, dict | set | list):
         return f"{name} is a {type(value).__name__}: {_NUMBERS}"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Hosting(NamedTuple):
-    """Settings of the processes that step the lanes."""
+    """Settings of the worker processes that step the lanes of an outside environment."""
 
     processes: int = 0  # 0: step in the trainer's process
     buffers: int = 2
@@ -36,12 +36,12 @@ class Hosting(NamedTuple):
 
 
 def _nothing(*arguments: Any) -> None:
-    """Placeholder for the device functions of an `Env`."""
+    """Placeholder for the device functions of an outside environment, never called."""
 
 
 @dataclass(frozen=True)
 class HostEnv(Env):
-    """An environment whose lanes are stepped on the host."""
+    """Declaration of an outside environment, whose lanes are stepped on the host: spaces and limits, no rules."""
 
     source: Source | None = None  # set by `declare`
     observed: tuple[spaces.Field, ...] = ()  # names of the observation's parts
@@ -53,14 +53,13 @@ class HostEnv(Env):
 
     @property
     def draws(self) -> bool:
-        """Whether the environment can render."""
+        """Whether this environment can render pictures."""
         return self.pictures
 
 
 def source(kind: str, name: str, settings: Any) -> Source:
-    """Source of an outside environment from the values of `[env]`, with an Atari game's usual defaults.
-
-    Raises OSError for a file that cannot be read.
+    """Source of an outside environment (kind, name, preprocessing) from the values of `[env]`, with an Atari game's
+    usual defaults. Raises OSError for a file that cannot be read.
     """
     from operant.host.source import Source, tupled
 
@@ -86,9 +85,8 @@ def hosting(settings: Any) -> Hosting:
 
 @functools.cache
 def declare(source: Source) -> HostEnv:
-    """Declaration of a source's environment, determined by making one and resetting it.
-
-    Raises OperantError if it cannot be made or is not supported, MachineError if a package is missing.
+    """Declaration of a source's environment, determined by making one and resetting it. Raises OperantError if it
+    cannot be made or is not supported, MachineError if a package is missing.
     """
     from operant.host import spaces, vectors
     from operant.host.source import SourceError
@@ -165,7 +163,7 @@ def _of_vector(source: Source, vector: vectors.Vector) -> _Probe:
 
 
 def _params(kwargs: Mapping[str, Any]) -> type:
-    """NamedTuple class with the keyword arguments of an environment as fields."""
+    """Class of `Params` with the keyword arguments of an environment as fields."""
     return collections.namedtuple("Params", list(kwargs), defaults=list(kwargs.values()))
 
 

@@ -19,9 +19,8 @@ LEAST_INT32, LARGEST_INT32 = -(2**31), 2**31 - 1
 
 
 def problem(env: Env, name: str, value: object) -> str | None:
-    """Message "input should be ..." for an invalid value of a parameter, or None.
-
-    The declaration must be valid: see `declaration_problems`.
+    """Message "input should be ..." for an invalid value of parameter `name`; None if it is valid. The declaration must
+    be valid: see `declaration_problems`.
     """
     default, (low, high) = _defaults(env)[name], env.ranges.get(name, (None, None))
     if isinstance(default, bool):
@@ -40,7 +39,7 @@ def problem(env: Env, name: str, value: object) -> str | None:
 
 
 def declaration_problems(env: Env) -> Iterator[str]:
-    """Problems of an environment's declared ranges and of its defaults, one message each."""
+    """Yield the problems of an environment's declared ranges and of its defaults, one message each."""
     defaults = _defaults(env)
     if not isinstance(env.ranges, Mapping):
         yield f'ranges is {env.ranges!r}: the least and the greatest value by parameter, such as {{"steps": (1, None)}}'
@@ -70,9 +69,8 @@ def declaration_problems(env: Env) -> Iterator[str]:
 
 
 def checked(env: Env, given: Any = None) -> Any:
-    """Complete `Params` of an environment: defaults updated by a mapping or another `Params`. Converts int to float.
-
-    Raises UsageError with all problems.
+    """Complete `Params` of an environment: defaults updated by `given`, a mapping or another `Params`. Converts int to
+    float. Raises UsageError with all problems.
     """
     what, defaults = env.name or "the environment", _defaults(env)
     wrong = [f"{what}: {problem}" for problem in declaration_problems(env)]
@@ -98,7 +96,7 @@ def checked(env: Env, given: Any = None) -> Any:
 
 
 def _defaults(env: Env) -> dict[str, Any]:
-    """Defaults by name. Raises UsageError if `Params` violates the contract."""
+    """Defaults of the parameters by name. Raises UsageError if `Params` violates the contract."""
     try:
         return env.Params()._asdict()
     except (TypeError, AttributeError) as error:
@@ -124,14 +122,14 @@ def _words(low: float | None, high: float | None) -> str:
 
 
 def _number(number: float | None) -> str:
-    """Bound in the notation of a configuration file."""
+    """Text of a bound in the notation of a configuration file."""
     if number is None or number != int(number) or abs(number) >= 1e15:
         return repr(number)
     return f"{int(number):_}"
 
 
 def _short(value: object) -> str:
-    """Value for a message, truncated. (Python refuses to format integers of thousands of digits.)"""
+    """Text of a value for a message, truncated. (Python refuses to format integers of thousands of digits.)"""
     try:
         text = repr(value)
     except ValueError:

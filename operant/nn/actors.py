@@ -26,7 +26,9 @@ State = tuple[Tensor, ...]
 
 
 class EnsembleActor:
-    """Base of the actors: a feed-forward network of `outputs` rows on one device, initialised from `seed` alone."""
+    """Base of the actors: a feed-forward network with `outputs` rows on one device, initialised from `seed` alone;
+    `normalize`: observations are normalized by running statistics.
+    """
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class EnsembleActor:
         normalize: bool,
         precision: str = "fp32",
     ) -> None:
-        """`precision`: of a torch network on a GPU, see `operant.nn.ensemble.network`."""
+        """`precision` is that of a torch network on a GPU, see `operant.nn.ensemble.network`."""
         self.env, self.device = env, device
         self.features = Features(env, config, device, normalize=normalize)
         self.net = network(
@@ -48,7 +50,7 @@ class EnsembleActor:
         self.flat = FlatVector((self.net,), device)
 
     def initial_state(self, lanes: int) -> State:
-        """Recurrent state at an episode's start: empty."""
+        """Recurrent state at an episode's start: (), as the network is feed-forward."""
         return ()
 
     def forward(self, features: Tensor) -> Tensor:
@@ -66,7 +68,7 @@ class EnsembleActor:
 
 
 class CategoricalActor(EnsembleActor):
-    """`Actor` of one choice among n actions: raw observations (O, B) to actions (1, B)."""
+    """`Actor` for one choice among n actions: maps raw observations (O, B) to actions (1, B)."""
 
     def __init__(
         self, env: Env, config: mlp.Config, *, seed: int, device: torch.device, normalize: bool, precision: str = "fp32"
@@ -77,7 +79,7 @@ class CategoricalActor(EnsembleActor):
 
     @property
     def noise_rows(self) -> int:
-        """Rows of uniform noise for a sampled action."""
+        """Number of rows of uniform noise that a sampled action takes: 1."""
         return self.distribution.noise_rows
 
     def logits(self, features: Tensor, legal: Tensor | None) -> Tensor:
@@ -88,15 +90,15 @@ class CategoricalActor(EnsembleActor):
     def act(
         self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Actions (1, N) among `legal` (A, N), and the unchanged state: sampled with `noise` (1, N), or the most likely
-        without.
+        """Actions (1, N) among `legal` (A, N; None: all) for raw observations (O, N), and the unchanged state: sampled
+        with `noise` (1, N), or the most likely without.
         """
         logits = self.logits(self.features(observation), legal)
         return (self.distribution.mode(logits) if noise is None else self.distribution.sample(logits, noise)), state
 
 
 class SquashedActor(EnsembleActor):
-    """`Actor` of bounded continuous actions: raw observations (O, B) to actions (A, B)."""
+    """`Actor` for bounded continuous actions: maps raw observations (O, B) to actions (A, B)."""
 
     def __init__(
         self,
@@ -129,12 +131,12 @@ class SquashedActor(EnsembleActor):
 
     @property
     def noise_rows(self) -> int:
-        """Rows of uniform noise for a sampled action."""
+        """Number of rows of uniform noise that a sampled action takes, U = 2 A."""
         return self.distribution.noise_rows
 
     def sample_with_log_probability(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Sample raw actions (A, B) for features (K, B), with log pi (B), both differentiable. For a squashed Gaussian
-        only.
+        """Sample raw actions (A, B) for features (K, B) with `noise` (2 A, B); returns them and log pi (B), both
+        differentiable. For a squashed Gaussian only.
         """
         assert isinstance(self.distribution, SquashedGaussian)
         return self.distribution.sample_with_log_probability(self.forward(features), noise)
@@ -147,14 +149,18 @@ class SquashedActor(EnsembleActor):
     def act(
         self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Actions (A, N), and the unchanged state: sampled with `noise` (U, N), or the mode without."""
+        """Actions (A, N) in the environment's bounds for raw observations (O, N), and the unchanged state: sampled with
+        `noise` (U, N), or the mode without. Ignores `legal`.
+        """
         parameters = self.forward(self.features(observation))
         raw = self.distribution.mode(parameters) if noise is None else self.distribution.sample(parameters, noise)
         return self.to_env(raw), state
 
 
 def bounds_of(env: Env) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Bounds of an environment's continuous actions. Raises ConfigError for other or unbounded actions."""
+    """Lower and upper bounds of an environment's continuous actions. Raises ConfigError for other or
+    unbounded actions.
+    """
     if not isinstance(env.action, Box):
         instead = '"sac", "dqn", "pqn" or "ppo"' if isinstance(env.action, Discrete) else '"ppo"'
         kind = f"{type(env.action).__name__} actions: this algorithm needs continuous ones, a Box"
@@ -169,7 +175,9 @@ def bounds_of(env: Env) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def critic_outputs(env: Env, outputs: int) -> int:
-    """Rows of a critic's output: `outputs` if the critic reads the action, n if it rates each of n actions."""
+    """Number of rows of a critic's output: `outputs` if the critic reads the action, n if it rates each of n
+    actions.
+    """
     if not isinstance(env.action, Discrete):
         return outputs
     if outputs > 1:

@@ -39,12 +39,13 @@ def scan(a: Tensor, b: Tensor, initial: Tensor) -> Tensor:
 
 
 def gru(inputs: Tensor, weight: Tensor, bias: Tensor, initial: Tensor, keep: Tensor) -> Tensor:
-    """GRU (Cho et al. 2014), in the form of cuDNN and torch. Gates in the order r, z, n.
+    """Unroll a GRU (Cho et al. 2014), in the form of cuDNN and torch, with gates in the order r, z, n. Returns all
+    states (G, M, T, B).
 
     r = sigmoid(x_r + W_r h), z = sigmoid(x_z + W_z h), n = tanh(x_n + r (W_n h + b_n)), h' = (1 - z) n + z h.
 
-    `inputs` x (G, 3 M, T, B), `weight` W (G, 3 M, M), `bias` b_n (G, M, 1), `initial` h (G, M, B). Returns all states
-    (G, M, T, B).
+    `inputs` x (G, 3 M, T, B), `weight` W (G, 3 M, M), `bias` b_n (G, M, 1), `initial` h (G, M, B), `keep` (T, B): see
+    the module.
     """
     if not _is_single_step(inputs):
         return _GRU.apply(inputs, weight, bias, initial, keep)
@@ -58,13 +59,14 @@ def gru(inputs: Tensor, weight: Tensor, bias: Tensor, initial: Tensor, keep: Ten
 def lstm(
     inputs: Tensor, weight: Tensor, initial: Tensor, initial_cell: Tensor, keep: Tensor, function: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """LSTM (Hochreiter & Schmidhuber 1997) with a forget gate (Gers et al. 2000). Gates in the order i, f, o, g.
+    """Unroll an LSTM (Hochreiter & Schmidhuber 1997) with a forget gate (Gers et al. 2000), with gates in the order i,
+    f, o, g. Returns all h (G, M, T, B) and the last c (G, M, B).
 
-    i = sigmoid(x_i + W_i h), f = sigmoid(x_f + W_f h), o = sigmoid(x_o + W_o h), g = tanh(x_g + W_g h),
-    c' = f c + i g, h' = o tanh(c').
+    i = sigmoid(x_i + W_i h), f = sigmoid(x_f + W_f h), o = sigmoid(x_o + W_o h), g = tanh(x_g + W_g h), c' = f c + i g,
+    h' = o tanh(c').
 
-    `inputs` x (G, 4 M, T, B), `weight` W (G, 4 M, M), `initial` h and `initial_cell` c (G, M, B). Returns all h
-    (G, M, T, B) and the last c (G, M, B). `function`: an autograd.Function that replaces the loop over steps.
+    `inputs` x (G, 4 M, T, B), `weight` W (G, 4 M, M), `initial` h and `initial_cell` c (G, M, B), `keep` (T, B): see
+    the module. `function`: an autograd.Function that replaces the loop over steps.
     """
     if function is not None or not _is_single_step(inputs):
         return (function or _LSTM).apply(inputs, weight, initial, initial_cell, keep)
@@ -74,8 +76,8 @@ def lstm(
 
 
 def _is_single_step(inputs: Tensor) -> bool:
-    """Whether this is one step without gradients, as in acting: computed by plain operations, which torch.export can
-    trace.
+    """Whether `inputs` is one step without gradients, as in acting: computed by plain operations, which torch.export
+    can trace.
     """
     return inputs.shape[2] == 1 and not torch.is_grad_enabled()
 

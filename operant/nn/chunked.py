@@ -27,14 +27,16 @@ MIN_THREAD_SAMPLES = 256
 
 
 class Chunk(Protocol):
-    """Loss and gradient on a chunk of n samples, as sums over the samples. The caller divides by B."""
+    """Loss and gradient on a chunk of n samples (part of a minibatch), as sums over the samples. The caller divides by
+    B.
+    """
 
     def add(self, samples: Any, gradient: manual.Weights, totals: Tensor) -> None:
-        """Add to the gradient, and to the sums of the loss terms (E)."""
+        """Add the gradient of `samples` to `gradient`, and the sums of its loss terms to `totals` (E)."""
 
 
 def tree_sum(rows: Tensor) -> Tensor:
-    """Sum over the first axis in a fixed binary tree of neighbours: (C, ...) to (...). C must be a power of two.
+    """Sum C rows in a fixed binary tree of neighbours: (C, ...) to (...). C must be a power of two.
 
     Equal to the tree over each shard's rows and then over the shards, whichever device or thread computes them.
     """
@@ -44,7 +46,9 @@ def tree_sum(rows: Tensor) -> Tensor:
 
 
 def tree_sum_of(rows: Iterable[Tensor]) -> Tensor:
-    """Tree sum of rows from an iterator, few of which are held at a time. Their number must be a power of two."""
+    """Tree sum of rows from an iterator, of which at most log2 C + 1 are held at a time. Their number C must be a power
+    of two.
+    """
     stack: list[Tensor] = []  # sums of complete subtrees
     for k, row in enumerate(rows):
         stack.append(row)
@@ -59,7 +63,9 @@ def tree_sum_of(rows: Iterable[Tensor]) -> Tensor:
 
 
 class Shard:
-    """One thread's part of a minibatch: some chunks, and the tree sum of their rows."""
+    """One thread's part of a minibatch: some chunks, and the tree sum of their gradients. `make_chunk(weights, n)`
+    creates the loss of a chunk of n samples.
+    """
 
     def __init__(
         self,
@@ -77,8 +83,8 @@ class Shard:
 
     @torch.no_grad()
     def compute(self, part: Any, rows: Tensor) -> None:
-        """Fill rows (R, P) with the sums over R equal subtrees of the chunks, in their order. R and the chunks of a
-        subtree are powers of two.
+        """Fill `rows` (R, P) with the sums over R equal subtrees of the chunks of `part`, in their order. R and the
+        chunks of a subtree are powers of two.
         """
         leaves = len(self._sizes) // len(rows)
         samples = iter(part.split(self._sizes))
@@ -86,8 +92,8 @@ class Shard:
             row.copy_(self._subtree(itertools.islice(samples, leaves), self._sizes[k * leaves : (k + 1) * leaves]))
 
     def _subtree(self, samples: Iterator[Any], sizes: Sequence[int]) -> Tensor:
-        """Sum of some chunks' rows, (P). A row is added to its neighbour as soon as both are complete, so few are held
-        at a time.
+        """Tree sum of the rows of some chunks, (P). A row is added to its neighbour as soon as both are complete, so
+        few are held at a time.
         """
         height = 0  # rows on the stack
         for k, (n, chunk) in enumerate(zip(sizes, samples, strict=True)):
@@ -104,8 +110,8 @@ class Shard:
 
 
 class Gradient:
-    """Gradient of a loss on minibatches of B samples, in C chunks of given sizes. C is a power of two.
-    `make_chunk(weights, n)` creates the loss of a chunk.
+    """Gradient of a loss on minibatches of B samples, computed by a thread pool in C chunks of `sizes` samples, C a
+    power of two. `make_chunk(weights, n)` creates the loss of a chunk; `terms` is E.
 
     With an exchange, samples and chunks are this rank's part, and the gradient is that of all ranks together.
     """
@@ -151,7 +157,9 @@ class Gradient:
 
 
 class ForwardWorker:
-    """One thread's part of every forward pass: some slices of the lanes, written to their parts of the outputs."""
+    """One thread's part of every forward pass: some slices of the lanes, of `sizes` lanes, written to their parts of
+    the outputs.
+    """
 
     def __init__(
         self, policy: Policy, parameters: manual.Parameters, sizes: Sequence[int], outputs: Tensor, values: Tensor
@@ -162,7 +170,7 @@ class ForwardWorker:
 
     @torch.no_grad()
     def compute(self, part: Tensor) -> None:
-        """Write the outputs of its slices."""
+        """Write outputs and values for `part`, the observations of its slices."""
         for n, observation, output, value in zip(
             self._sizes, part.split(self._sizes, dim=-1), self._outputs, self._values, strict=True
         ):
@@ -173,9 +181,11 @@ class ForwardWorker:
 
 
 class Forward:
-    """Network outputs for N observations, overwritten by every call, without allocations or autograd.
+    """Network outputs for N observations, computed by a thread pool without allocations or autograd, and overwritten by
+    every call.
 
-    The sizes of the slices are fixed, whatever the number of threads: the last bits of a product depend on its shape.
+    The `sizes` of the slices of lanes are fixed, whatever the number of threads: the last bits of a product depend on
+    its shape.
     """
 
     def __init__(self, policy: Policy, sizes: Sequence[int], pool: ThreadPool) -> None:
@@ -188,11 +198,11 @@ class Forward:
         self._shards = [ForwardWorker(policy, self._parameters, *part) for part in parts]
 
     def refresh(self) -> None:
-        """Copy the policy's current weights. Call once for each rollout."""
+        """Copy the policy's current weights into the layout of the products. Call once for each rollout."""
         self._parameters.refresh()
 
     def __call__(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """(O, N) to parameters of the distribution (H, N) and values (N)."""
+        """Map observations (O, N) to parameters of the distribution (H, N) and values (N)."""
         slices = observation.split(self._sizes, dim=-1)
         self._threads.run(
             [functools.partial(shard.compute, part) for shard, part in zip(self._shards, slices, strict=True)]

@@ -44,7 +44,7 @@ NATURE_KERNELS = ((8, 4), (4, 2), (3, 1))  # kernel size and stride
 
 
 def unsupported_reason(observation: Box, config: Config) -> str | None:
-    """Sentence that says why a convolutional network cannot read an observation space, or None."""
+    """Reason why a convolutional network cannot read an observation space, as a sentence; None if it can."""
     shape = observation.shape
     if observation.dtype != "uint8" or len(shape) not in (2, 3) or math.prod(shape) != observation.size:
         what = f"{observation.size} values of {observation.dtype}" + (f" of the shape {shape}" if shape else "")
@@ -75,14 +75,14 @@ def unsupported_reason(observation: Box, config: Config) -> str | None:
 
 
 def settle(precision: str) -> None:
-    """Make cuDNN deterministic for the process, with float32 computed in tf32 unless `precision` is "fp32"."""
+    """Make cuDNN deterministic for this process, with float32 computed in tf32 unless `precision` is "fp32"."""
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
 class _Filter(nn.Module):
-    """Convolution: orthogonal weights (M, k, k, C) with `gain`, bias (M)."""
+    """Convolution with orthogonal weights (M, k, k, C), scaled by `gain`, and bias (M); `side` is k."""
 
     def __init__(
         self,
@@ -103,12 +103,14 @@ class _Filter(nn.Module):
         self._side, self._stride, self._padding = side, stride, padding
 
     def forward(self, features: Tensor) -> Tensor:
-        """(B, C, h, w) to (B, M, h', w')."""
+        """Convolve features, (B, C, h, w) to (B, M, h', w')."""
         weight, bias = self.weight.to(features.dtype).permute(0, 3, 1, 2), self.bias.to(features.dtype)
         return torch.conv2d(features, weight, bias, stride=self._stride, padding=self._padding)
 
     def read(self, picture: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
-        """Bytes (B, H, W, C) to (B, M, h', w')."""
+        """Convolve bytes, (B, H, W, C) to (B, M, h', w') of `dtype`: values in [0, 1], or one-hot with `categories`
+        other than 0.
+        """
         scale = 1.0 if categories else 1.0 / 255.0
         if self._stride == 1:
             return first_layer.convolve(
@@ -125,12 +127,14 @@ class _Filter(nn.Module):
         )
 
     def size(self, length: int) -> int:
-        """Output length of a side of `length`."""
+        """Output length of a side that has `length` pixels."""
         return (length + 2 * self._padding - self._side) // self._stride + 1
 
 
 class _Plain(nn.Module):
-    """Sequence of convolutions with relu. With `normed`, layer normalization over the channels precedes each relu."""
+    """Sequence of convolutions, each followed by relu. With `normed`, layer normalization over the channels precedes
+    each relu.
+    """
 
     def __init__(self, filters: list[_Filter], *, normed: bool = False) -> None:
         super().__init__()
@@ -140,7 +144,7 @@ class _Plain(nn.Module):
         self.norm_biases = nn.ParameterList([nn.Parameter(torch.zeros(count)) for count in channels])
 
     def forward(self, picture: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
-        """Bytes (B, H, W, C) to (B, M, h, w)."""
+        """Map bytes (B, H, W, C) to features (B, M, h, w) of `dtype`; `categories` as for `_Filter.read`."""
         first, *others = self._ordered
         features = torch.relu(self._normalized(0, first.read(picture, categories, dtype)))
         for k, layer in enumerate(others):
@@ -148,7 +152,7 @@ class _Plain(nn.Module):
         return features
 
     def _normalized(self, k: int, features: Tensor) -> Tensor:
-        """Normalize the output of convolution k, (B, M, h, w), over M, if the network does."""
+        """Normalize the output of convolution k, (B, M, h, w), over M, if the network has normalizations."""
         if not self.norm_gains:
             return features
         gain, shift = self.norm_gains[k].to(features.dtype), self.norm_biases[k].to(features.dtype)
@@ -158,7 +162,9 @@ class _Plain(nn.Module):
 
 
 class _Residual(nn.Module):
-    """Stacks of a convolution, a pooling by 2 and two residual blocks x + f(relu(f(relu(x))))."""
+    """Stacks of a convolution, a max pooling by 2 and two residual blocks x + f(relu(f(relu(x)))), for IMPALA's
+    network.
+    """
 
     def __init__(self, channels: tuple[int, ...], inputs: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -171,7 +177,7 @@ class _Residual(nn.Module):
         self.filters = nn.ModuleList([layer for stack in self._stacks for layer in stack])
 
     def forward(self, picture: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
-        """Bytes (B, H, W, C) to (B, M, h, w)."""
+        """Map bytes (B, H, W, C) to features (B, M, h, w) of `dtype`; `categories` as for `_Filter.read`."""
         features: Tensor | None = None
         for entry, *blocks in self._stacks:
             features = entry.read(picture, categories, dtype) if features is None else entry(features)
@@ -183,8 +189,8 @@ class _Residual(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Convolutional trunk for bytes (O, B) of a shape (H, W, C) or (H, W). `dtype`: of the computation; None: that of
-    the parameters.
+    """Convolutional trunk for bytes (O, B) of a shape (H, W, C) or (H, W). Computes in `dtype`, by default that of the
+    parameters.
     """
 
     def __init__(
@@ -227,12 +233,12 @@ class Convolutions(nn.Module):
         self.columns = height * width * channels[-1]  # features of a sample
 
     def convolved(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
-        """(O, B) to (B, h w M) of `dtype`."""
+        """Map bytes (O, B) to features (B, h w M) of `dtype`."""
         features = self.body(first_layer.as_images(observation, self._shape), self.categories, dtype)  # (B, M, h, w)
         return features.permute(0, 2, 3, 1).flatten(1)
 
     def forward(self, observation: Tensor) -> Any:
-        """(O, B) to (h w M, B) in the parameters' dtype."""
+        """Map bytes (O, B) to features (h w M, B) in the parameters' dtype."""
         own = next(self.parameters()).dtype
         if torch.is_grad_enabled() or observation.shape[1] <= self._batch:
             return self.convolved(observation, self.dtype or own).to(own).t()
@@ -243,7 +249,9 @@ class Convolutions(nn.Module):
 
 
 class Convolutional(Convolutions):
-    """Policy and value network: convolutions, dense layers, two heads. Bytes (O, B) to head parameters and values."""
+    """Policy and value network: convolutions, dense layers, two heads. Maps bytes (O, B) to head parameters (H, B) and
+    values (B).
+    """
 
     towers = 1
 
@@ -257,7 +265,7 @@ class Convolutional(Convolutions):
         dtype: torch.dtype | None = None,
         last: int | None = None,
     ) -> None:
-        """`last`: inputs of the heads, where they do not read the last dense layer."""
+        """`head` is H. `last`: number of inputs of the heads, if they do not read the last dense layer."""
         super().__init__(observation, config, generator, dtype=dtype)
         # Dense layers, and the two output layers.
         widths = (self.columns, *config.hidden)
@@ -275,7 +283,9 @@ class Convolutional(Convolutions):
         self.value_bias = nn.Parameter(torch.zeros(1, 1))
 
     def forward(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> tuple[Tensor, Tensor]:
-        """(O, B) to head parameters (H, B) and values (B) in the parameters' dtype. The normalizer is ignored."""
+        """Map bytes (O, B) to head parameters (H, B) and values (B) in the parameters' dtype. Ignores `normalizer`:
+        bytes are never normalized.
+        """
         if torch.is_grad_enabled() or torch.compiler.is_exporting() or observation.shape[1] <= self._batch:
             return self.heads(self._features(observation))
         heads, values = zip(
@@ -284,7 +294,7 @@ class Convolutional(Convolutions):
         return torch.cat(heads, dim=1), torch.cat(values)
 
     def features(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> Tensor:
-        """Last dense layer's activations, (O, B) to (1, M, B)."""
+        """Activations of the last dense layer, (O, B) to (1, M, B). Ignores `normalizer`."""
         if torch.is_grad_enabled() or torch.compiler.is_exporting() or observation.shape[1] <= self._batch:
             return self._features(observation)
         return torch.cat([self._features(part) for part in observation.split(self._batch, dim=1)], dim=2)
@@ -302,7 +312,7 @@ class Convolutional(Convolutions):
         return features.to(own).t()[None]
 
     def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Heads on features (1, M, B): head parameters (H, B) and values (B)."""
+        """Apply the heads to features (1, M, B); returns head parameters (H, B) and values (B)."""
         head = linear.linear(self.head_weight[None], self.head_bias[None], features)
         value = linear.linear(self.value_weight[None], self.value_bias[None], features)
         return head[0], value[0, 0]

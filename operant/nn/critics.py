@@ -15,7 +15,7 @@ from operant.settings import Count, Real, Section
 
 
 class ActorCriticConfig(Section):
-    """The keys of `[algo]` of every algorithm with an actor and critics that learn from a replay."""
+    """Keys of `[algo]` shared by all algorithms with an actor and critics that learn from a replay."""
 
     schedulable: ClassVar = ("learning_rate", "critic_learning_rate")
 
@@ -63,21 +63,21 @@ class ActorCriticConfig(Section):
 
     @property
     def outputs(self) -> int:
-        """Outputs of a critic: the atoms of its distribution, or 1."""
+        """Number of outputs of a critic: the atoms of its distribution, or 1."""
         return self.atoms if self.critic == "c51" else 1
 
     @property
     def scales_rewards(self) -> bool:
-        """Whether rewards are scaled so that returns fit the support."""
+        """Whether rewards are scaled so that returns fit the support of the critics' distributions."""
         return self.critic == "c51" if self.normalize_returns is None else self.normalize_returns
 
     @property
     def support_radius(self) -> float:
-        """Distance from 0 to the nearer end of the support."""
+        """Distance from 0 to the nearer end of the critics' support."""
         return min(-self.v_min, self.v_max)
 
     def support_problems(self) -> list[tuple[str, str]]:
-        """Problems of the support, as (key, message)."""
+        """Problems of the keys of the support, as (key, message)."""
         if self.v_min >= self.v_max:
             return [("v_min", f"it should be less than algo.v_max = {self.v_max:g} (got {self.v_min:g})")]
         inside = self.v_min < 0.0 < self.v_max
@@ -88,9 +88,8 @@ class ActorCriticConfig(Section):
 
 
 def project_onto_support(probability: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
-    """Project the distribution of R + discount Z onto the support (K): probabilities of Z (K, B) to (K, B).
-
-    `reward` and `discount` are (B).
+    """Project the distribution of R + discount Z onto the support (K), given probabilities of Z (K, B), `reward` and
+    `discount` (B). Returns probabilities (K, B).
 
     Bellemare, Dabney & Munos 2017, "A distributional perspective on reinforcement learning", algorithm 1: each atom is
     moved, clipped to the support, and its mass shared by its two nearest atoms. Atom j receives max(0, 1 - |Tz_i - z_j|
@@ -111,7 +110,7 @@ def project_onto_support(probability: Tensor, reward: Tensor, discount: Tensor, 
 
 
 class CriticLoss(NamedTuple):
-    """Loss of C critics on a batch of B samples, and the figures that go with it."""
+    """Loss of C critics on a batch of B samples, its metrics, and the samples' priorities."""
 
     loss: Tensor  # (), sum over critics of the weighted mean over samples
     q_mean: Tensor  # (), mean Q over critics and samples
@@ -120,7 +119,7 @@ class CriticLoss(NamedTuple):
 
 
 class CriticHead:
-    """Interpretation of critics' outputs (C, K, B): as values, as TD targets, and in the loss."""
+    """Conversion of the critics' outputs (C, K, B) to Q values, TD targets and losses."""
 
     def __init__(self, config: ActorCriticConfig, device: torch.device) -> None:
         self.atoms = config.outputs
@@ -159,9 +158,8 @@ class CriticHead:
 def critic_loss(
     losses: Tensor, values: Tensor, td_error: Tensor, weight: Tensor | None, *, priority: Tensor | None = None
 ) -> CriticLoss:
-    """Reduce per-sample losses, values and absolute TD errors, (C, B) each, to a `CriticLoss`.
-
-    `priority` (C, B) defaults to the TD errors.
+    """Reduce per-sample losses, Q values and absolute TD errors, (C, B) each, to a `CriticLoss`. `weight` (B) are
+    importance-sampling weights, None: 1; `priority` (C, B) defaults to the TD errors.
     """
     loss = (losses if weight is None else losses * weight).mean(dim=1).sum()
     per_sample = td_error if priority is None else priority

@@ -22,8 +22,8 @@ _SUM_SCALE, _SUM_GAIN = 0.25, 0.2
 
 
 def unsupported_reason(env: Any, config: mlp.Config, head_rows: int) -> str | None:
-    """Sentence that says why this network cannot read the environment, or None. `head_rows`: rows that the algorithm
-    needs.
+    """Reason why this network cannot read the environment, as a sentence; None if it can. `head_rows` is the number of
+    head parameters that the algorithm needs.
     """
     box, action = env.observation, env.action
     if not isinstance(box.categories, int) or box.categories == 0 or getattr(action, "n", None) != box.size:
@@ -53,8 +53,8 @@ def unsupported_reason(env: Any, config: mlp.Config, head_rows: int) -> str | No
 
 
 class DeepSets(nn.Module):
-    """`memory_layers` + 1 blocks. After each but the last a recurrent cell for each item, concatenated to its input.
-    Feature-major.
+    """Network of `memory_layers` + 1 blocks over N items that share all weights. After each block but the last, each
+    item may have a recurrent cell, whose output is concatenated to its input.
     """
 
     categories: Tensor  # (k, 1)
@@ -86,20 +86,22 @@ class DeepSets(nn.Module):
         return tuple(self.head_weight.new_zeros(rows * self.items, lanes) for rows in self._rows)
 
     def forward(self, observation: Tensor, normalizer: Any = None) -> tuple[Tensor, Tensor]:
-        """Codes (N, B) to head parameters (N, B) and values (B), for a network without memories."""
+        """Map codes (N, B) to head parameters (N, B) and values (B), for a network without recurrent cells."""
         return self._through(observation[None], (), None)[:2]
 
     def unroll(
         self, observation: Tensor, state: recurrent.State, reset: Tensor, normalizer: Any = None
     ) -> tuple[Tensor, Tensor, recurrent.State]:
-        """Unroll T steps as `recurrent.Sequential`, for a network with memories."""
+        """Unroll T steps as `recurrent.Sequential.unroll`, for a network with recurrent cells."""
         codes = observation.unflatten(1, reset.shape).transpose(0, 1)  # (T, N, B)
         return self._through(codes, state, (reset == 0).float()[:, None].expand(codes.shape).flatten(1))
 
     def _through(
         self, codes: Tensor, state: recurrent.State, keep: Tensor | None
     ) -> tuple[Tensor, Tensor, recurrent.State]:
-        """Codes (T, N, B), initial states, `keep` (T, N B) to head parameters (N, T B), values (T B), final states."""
+        """Map codes (T, N, B), initial states and `keep` (T, N B) to head parameters (N, T B), values (T B) and final
+        states.
+        """
         (T, N, B), final = codes.shape, []
         # One-hot features, (k, T, N, B).
         features = (codes.reshape(1, -1) == self.categories).float().view(-1, T, N, B)

@@ -28,7 +28,7 @@ _HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 def masked(logits: Tensor, legal: Tensor) -> Tensor:
-    """Replace logits (H, B) by ILLEGAL where `legal` (H, B) is 0. No gradient flows through those entries."""
+    """Replace logits (H, B) by ILLEGAL (-1e9) where `legal` (H, B) is 0. No gradient flows through those entries."""
     return torch.where(legal != 0, logits, ILLEGAL)
 
 
@@ -42,10 +42,10 @@ def normal(noise: Tensor) -> Tensor:
 
 
 class Categorical(nn.Module):
-    """Independent categorical distributions, one for `Discrete` actions, several for `MultiDiscrete`.
+    """Independent categorical distributions, one for a `Discrete` action, several for `MultiDiscrete`. Parameters are
+    logits (H, B), one block of rows for each choice.
 
-    Parameters are logits, (H, B), one block of rows for each choice. Mask illegal actions by ILLEGAL (see `masked`),
-    not by -inf: the entropy would be 0 * -inf, which is NaN.
+    Mask illegal actions by ILLEGAL (see `masked`), not by -inf: the entropy would be 0 * -inf, which is NaN.
     """
 
     row_values: Tensor
@@ -90,14 +90,13 @@ class Categorical(nn.Module):
         return (log_probability * one_hot).sum(dim=0), entropy
 
     def to_env(self, action: Tensor) -> Tensor:
-        """Return the action unchanged."""
+        """Return the action unchanged: raw actions are the environment's."""
         return action
 
 
 class Gaussian(nn.Module):
-    """Diagonal Gaussian with a state-independent standard deviation. Parameters are the means, (A, B).
-
-    With `squash` actions are tanh(x), without they are clipped to the bounds.
+    """Diagonal Gaussian with a state-independent standard deviation. Parameters are the means, (A, B). With `squash`
+    actions are tanh(x); without, they are clipped to the bounds.
     """
 
     action_center: Tensor
@@ -142,15 +141,14 @@ class Gaussian(nn.Module):
         return log_probability, entropy.expand_as(log_probability)
 
     def to_env(self, action: Tensor) -> Tensor:
-        """Map raw actions (A, B) to the bounds: tanh or clip to [-1, 1] where bounded, then scale."""
+        """Map raw actions (A, B) to the environment's bounds: tanh or clip to [-1, 1] where bounded, then scale."""
         inside = action.tanh() if self.squash else torch.maximum(torch.minimum(action, self.limit), -self.limit)
         return torch.addcmul(self.action_center, self.action_scale, inside)
 
 
 class SquashedGaussian:
     """Tanh of a diagonal Gaussian with a state-dependent standard deviation (Haarnoja et al. 2018, appendix C).
-
-    Parameters are means and pre-activations of log std, (2 A, B).
+    Parameters (2 A, B) are means, then pre-activations of log std.
     """
 
     def __init__(self, rows: int) -> None:
@@ -166,7 +164,8 @@ class SquashedGaussian:
         return torch.addcmul(mean, self._log_std(pre_log_std).exp(), normal(noise)).tanh()
 
     def sample_with_log_probability(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Sample actions (A, B) from uniform noise (2 A, B), with log pi(a|s) (B), both differentiable.
+        """Sample actions (A, B) in [-1, 1] from uniform noise (2 A, B); returns them and log pi(a|s) (B), both
+        differentiable.
 
         u = mean + std e, a = tanh(u), log pi = sum of -e^2 / 2 - log std - log(2 pi) / 2 - log(1 - tanh^2 u).
         """
@@ -178,13 +177,13 @@ class SquashedGaussian:
 
     @staticmethod
     def _log_std(pre_log_std: Tensor) -> Tensor:
-        """Log std in [LOG_STD_MIN, LOG_STD_MAX], by tanh."""
+        """Log std in [LOG_STD_MIN, LOG_STD_MAX] from its pre-activations, by tanh."""
         return LOG_STD_MIN + _HALF_RANGE * (pre_log_std.tanh() + 1.0)
 
 
 class SquashedDeterministic:
-    """Tanh of the mean, plus clipped Gaussian noise of standard deviation `std` when sampled. Parameters are the means,
-    (A, B).
+    """Deterministic policy tanh(mean), plus clipped Gaussian noise of standard deviation `std` when sampled. Parameters
+    are the means, (A, B).
     """
 
     def __init__(self, rows: int, std: float) -> None:
@@ -208,7 +207,9 @@ Distribution = Categorical | Gaussian
 
 
 def distribution_for(env: Env, *, squash: bool, initial_log_std: float) -> Distribution:
-    """Create the distribution of an environment's actions."""
+    """Create the distribution of an environment's actions. `squash` and `initial_log_std` are those of `Gaussian`, for
+    a Box.
+    """
     if isinstance(env.action, Box):
         return Gaussian(env.action.bounds(), squash=squash, initial_log_std=initial_log_std)
     return Categorical((env.action.n,) if isinstance(env.action, Discrete) else env.action.n)

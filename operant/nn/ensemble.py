@@ -41,11 +41,11 @@ def network(
     last_gain: float = 1.0,
     precision: str = "fp32",
 ) -> nn.Module:
-    """Create G networks that map `Features` of an environment, and `actions` rows of an action, to `outputs` rows: see
-    `MLPEnsemble.forward`.
+    """Create G = `towers` networks of one shape that map `Features` of an environment, and `actions` rows of an action,
+    to `outputs` rows: see `MLPEnsemble.forward`. Raises ConfigError for observations that the network cannot read.
 
-    On a GPU with `precision` "bf16" all but the last layer computes in bf16. Raises ConfigError for observations that
-    the network cannot read.
+    On a GPU with `precision` "bf16" all but the last layer computes in bf16. `last_gain` scales the initial weights of
+    the last layer.
     """
     box, dtype = env.observation, torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
     if isinstance(box.categories, tuple) and len(box.categories) != box.size:
@@ -103,7 +103,7 @@ def network(
 
 
 def products(env: Env, config: mlp.Config, actions: int, outputs: int, *, towers: int = 1) -> int:
-    """Multiplications of one sample in the forward pass of such a network."""
+    """Number of multiplications of one sample in the forward pass of the network that `network` creates."""
     if config.kind == "mlp":
         widths = (env.observation.columns + actions, *config.hidden, outputs)
         return towers * sum(a * b for a, b in itertools.pairwise(widths))
@@ -119,7 +119,9 @@ def products(env: Env, config: mlp.Config, actions: int, outputs: int, *, towers
 
 
 class MLPEnsemble(nn.Module):
-    """G MLPs of one shape, separate parameters: (K, B) or (G, K, B) to (G, H, B). Orthogonal weights, zero biases."""
+    """G MLPs of one shape with separate parameters: maps (K, B) or (G, K, B) to (G, H, B). Orthogonal weights, zero
+    biases.
+    """
 
     def __init__(
         self,
@@ -132,7 +134,7 @@ class MLPEnsemble(nn.Module):
         last_gain: float = 1.0,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """`dtype`: of all but the last layer and the normalizations; None: that of the parameters."""
+        """`dtype` is that of all but the last layer and the normalizations, by default that of the parameters."""
         super().__init__()
         self.config, self.towers, self._dtype = config, towers, dtype
         self._activation, G = _ACTIVATIONS[config.activation], towers
@@ -151,9 +153,8 @@ class MLPEnsemble(nn.Module):
         self.norm_biases = nn.ParameterList([nn.Parameter(torch.zeros(G, width, 1)) for width in normed])
 
     def forward(self, features: Tensor, action: Tensor | None = None, *, constant: bool = False) -> Tensor:
-        """Features (K, B), shared by all towers, and an optional action (A, B) to (G, H, B).
-
-        `constant`: parameters need no gradient.
+        """Map features (K, B), shared by all towers, and an optional action (A, B) to outputs (G, H, B). `constant`:
+        the parameters get no gradient.
         """
         hidden, own = features if action is None else torch.cat([features, action]), self.weights[0].dtype
         layers = [
@@ -176,7 +177,7 @@ class MLPEnsemble(nn.Module):
 
     @staticmethod
     def _tower(features: Tensor, layers: list[tuple[Tensor, Tensor]], dtype: torch.dtype) -> Tensor:
-        """One tower, (K, B) to (H, B), sample-major inside: there cuBLAS fuses bias and relu into the product."""
+        """Apply one tower, (K, B) to (H, B), sample-major inside: there cuBLAS fuses bias and relu into the product."""
         rows = features.to(dtype).t()  # (B, K)
         for weight, bias in layers[:-1]:
             rows = _LinearRelu.apply(rows, weight.to(dtype), bias[:, 0].to(dtype))
@@ -206,14 +207,16 @@ class _LinearRelu(torch.autograd.Function):
 
 
 class ConvEnsemble(nn.Module):
-    """MLP ensemble over shared convolutions. The action enters after them."""
+    """MLP ensemble on top of convolutions that all towers share. The action enters after the convolutions."""
 
     def __init__(self, convolutions: cnn.Convolutions, towers: MLPEnsemble) -> None:
         super().__init__()
         self.convolutions, self.towers = convolutions, towers
 
     def forward(self, features: Tensor, action: Tensor | None = None, *, constant: bool = False) -> Tensor:
-        """Bytes (O, B) and an optional action (A, B) to (G, H, B)."""
+        """Map bytes (O, B) and an optional action (A, B) to outputs (G, H, B). `constant`: the parameters get no
+        gradient.
+        """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not constant):
             convolved = self.convolutions(features)
         outputs: Tensor = self.towers(convolved, action, constant=constant)
@@ -221,7 +224,7 @@ class ConvEnsemble(nn.Module):
 
 
 class UserEnsemble(nn.Module):
-    """A user's own network, once for each tower. Its head parameters are the outputs; its values are ignored."""
+    """A user's own network, once for each tower. Its head parameters are the outputs; its values are discarded."""
 
     def __init__(self, kind: str, columns: int, outputs: int, seed: int, *, towers: int) -> None:
         super().__init__()
@@ -236,14 +239,16 @@ class UserEnsemble(nn.Module):
             )
 
     def forward(self, features: Tensor, action: Tensor | None = None, *, constant: bool = False) -> Tensor:
-        """Features (K, B) and an optional action (A, B) to (G, H, B)."""
+        """Map features (K, B) and an optional action (A, B) to outputs (G, H, B). `constant`: the parameters get no
+        gradient.
+        """
         inputs = features if action is None else torch.cat([features, action])
         return torch.stack([net(inputs)[0] for net in self.nets])
 
 
 class Features:
-    """Features (K, B) of raw observations (O, B): categorical features one-hot, numeric ones normalized if there is a
-    normalizer.
+    """Conversion of raw observations (O, B) to features (K, B): categorical features one-hot, numeric ones normalized
+    by running statistics with `normalize`.
 
     Convolutions read the bytes themselves. A user's own network reads all values as floats, categories included.
     """
@@ -262,7 +267,7 @@ class Features:
         self._categorical = torch.tensor(counts, device=device)[:, None] > 0 if user_net and any(counts) else None
 
     def __call__(self, observation: Tensor) -> Tensor:
-        """(O, B) to (K, B) float32; bytes (O, B) for convolutions."""
+        """Convert observations (O, B) to features (K, B) float32; for convolutions return the bytes (O, B)."""
         if self._raw:
             return observation
         if self._partial is not None:

@@ -33,7 +33,7 @@ Encoder = Callable[[Tensor], Tensor]
 
 
 def numeric(observation: Tensor, normalizer: RunningNormalizer | None = None) -> Tensor:
-    """Numeric features, bytes (O, n) to floats (O, n), normalized by `normalizer` if given."""
+    """Convert bytes of numeric features (O, n) to floats (O, n), normalized by `normalizer` if given."""
     if normalizer is None:
         return observation.float()
     # byte - float is a float: no separate conversion is needed.
@@ -41,8 +41,8 @@ def numeric(observation: Tensor, normalizer: RunningNormalizer | None = None) ->
 
 
 def one_hot(observation: Tensor, categories: int) -> Tensor:
-    """One-hot encoding of bytes with k categories, (O, n) to (O k, n): row o k + c is 1 where byte o is c. A byte of k
-    or more has rows of 0.
+    """Encode bytes with k categories one-hot, (O, n) to (O k, n): row o k + c is 1 where byte o is c. A byte of k or
+    more has rows of 0.
     """
     category, (rows, samples) = (
         torch.arange(categories, dtype=torch.uint8, device=observation.device),
@@ -58,8 +58,8 @@ def one_hot(observation: Tensor, categories: int) -> Tensor:
 
 
 class PartialOneHot(nn.Module):
-    """One-hot encoding of the categorical bytes, numeric ones as they are: k columns for a byte with k categories, one
-    for a numeric byte, in the order of the bytes. Without parameters.
+    """Encoder of bytes of which some are categorical: k columns, one-hot, for a byte with k categories, one column for
+    a numeric byte, in the order of the bytes. Without parameters.
 
     `categories`: number of categories of each byte, 0 for a numeric feature, (O).
     """
@@ -97,8 +97,8 @@ class PartialOneHot(nn.Module):
 
 
 def chunk_size(samples: int, width: int, *, cuda: bool) -> int:
-    """Samples of a chunk for `samples` of `width` values: `samples` over a power of two, so that even divisors are
-    kept.
+    """Number of samples in a chunk, for `samples` of `width` values: `samples` divided by a power of two, so that even
+    divisors are kept. `cuda`: chunks for a GPU.
     """
     limit = max(MIN_CHUNK_SAMPLES, (GPU_CHUNK_VALUES if cuda else CPU_CHUNK_VALUES) // width)
     parts = 1
@@ -149,7 +149,9 @@ def _sum_on_cpu(chunks: Any, encode: Encoder) -> Tensor:
 
 
 def linear(weight: Tensor, bias: Tensor, observation: Tensor, encode: Encoder) -> Tensor:
-    """W encode(x) + b: weight (M, K), bias (M, 1), bytes (O, B) in either memory layout, to (M, B)."""
+    """Linear layer W encode(x) + b over bytes: weight (M, K), bias (M, 1), bytes (O, B) in either memory layout, to (M,
+    B).
+    """
     if torch.compiler.is_exporting():  # chunks would fix B
         return torch.addmm(bias, weight, encode(observation).to(weight.dtype))
     return _LinearBytes.apply(weight, bias, observation, encode)
@@ -212,7 +214,9 @@ def _filters(weight: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
 
 
 def _planes(images: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
-    """Bytes (n, h, w, ...) as floats (n, C, h, w) in channels-last memory, numeric or one-hot."""
+    """Convert bytes (n, h, w, ...) to floats (n, C, h, w) in channels-last memory, numeric (`categories` 0)
+    or one-hot.
+    """
     if categories:
         images = torch.eq(images[..., None], torch.arange(categories, dtype=torch.uint8, device=images.device))
     return images.to(dtype, memory_format=torch.contiguous_format).flatten(3).permute(0, 3, 1, 2)
@@ -252,5 +256,5 @@ def convolve(
 
 
 def as_images(observation: Tensor, shape: Sequence[int]) -> Tensor:
-    """View bytes (O, B) as images (B, *shape), copied unless samples are contiguous."""
+    """View bytes (O, B) as images (B, *shape); a copy unless samples are contiguous."""
     return observation.t().contiguous().view(observation.shape[1], *shape)

@@ -12,7 +12,7 @@ PAD_FLOATS = 32
 
 
 class FlatVector:
-    """Parameters of some modules as views of one vector, and their gradients as views of another.
+    """Parameters of some modules as views of one vector (`values`), and their gradients as views of another.
 
     Optimizer step, gradient norm, checkpoint and copy are then one call each. Load by `values.copy_`. The modules must
     not be moved to another device afterwards.
@@ -40,8 +40,8 @@ class FlatVector:
             offset += size
 
     def backward(self, loss: Tensor, *, add: bool = False) -> None:
-        """Write the gradient of a loss into the gradient vector, or add to it with `add`. The gradient of frozen
-        parameters stays 0, that of unused ones is 0.
+        """Write the gradient of a loss into the gradient vector; with `add`, add to it. The gradient of frozen and of
+        unused parameters is 0.
         """
         gradients = torch.autograd.grad(loss, self._trained, materialize_grads=True)
         if add:
@@ -51,7 +51,7 @@ class FlatVector:
 
     def matrices(self, towers: int, units: int) -> list[tuple[int, tuple[int, int, int]]]:
         """Weight matrices of hidden layers for Muon, as (offset, (G, m, n)): G matrices of m x n from `offset` of the
-        vector. Weights of heads are left out.
+        vector on. Weights of heads are left out.
 
         Each gate of a recurrent cell with `units` units is a matrix. Neighbours of one shape are joined, to be stepped
         in one batch.
@@ -72,7 +72,7 @@ class FlatVector:
         return matrices
 
     def not_finite(self) -> list[str]:
-        """Names of the parameters with a NaN or an infinity. Synchronizes with the device."""
+        """Names of the parameters with a NaN or infinite value. Synchronizes with the device."""
         return [
             name
             for name, parameter in zip(self.names, self.parameters, strict=True)

@@ -14,14 +14,14 @@ from operant.nn.policy import Policy
 
 
 class Work(NamedTuple):
-    """Floating-point operations and bytes moved."""
+    """Floating-point operations and bytes moved by some work."""
 
     flops: float
     bytes: float
 
 
 def network_flops(policy: Policy) -> tuple[int, int]:
-    """FLOPs of one sample's matrix products, forward and backward. A multiply-add counts as two; activations are not
+    """FLOPs of one sample's matrix products, (forward, backward). A multiply-add counts as two; activations are not
     counted.
     """
     net, O, H = policy.net, policy.env.observation.size, policy.distribution.parameter_rows
@@ -41,7 +41,7 @@ def network_flops(policy: Policy) -> tuple[int, int]:
 
 
 def step_bytes(env: Env) -> int:
-    """Bytes that one environment step of one lane must read and write: each array once in each direction."""
+    """Number of bytes that one environment step of one lane must read and write: each array once in each direction."""
     state = 2 * 4 * env.fields + (
         2 * env.int_state.n * torch.empty(0, dtype=getattr(torch, env.int_state.dtype)).element_size()
         if env.int_state
@@ -53,13 +53,13 @@ def step_bytes(env: Env) -> int:
 
 
 def observation_bytes(env: Env) -> int:
-    """Bytes of one observation."""
+    """Number of bytes of one observation."""
     return env.observation.size * torch.empty(0, dtype=getattr(torch, env.observation.dtype)).element_size()
 
 
 def on_policy_work(policy: Policy, samples: int, lanes: int, passes: float) -> Work:
     """Work of an on-policy iteration: act on `samples`, evaluate `lanes` bootstrap values, and learn from all samples
-    `passes` times.
+    `passes` times (epochs).
 
     Bytes are those of the rollout's arrays alone. Weights and activations are assumed to stay in the cache.
     """

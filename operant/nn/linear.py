@@ -13,7 +13,7 @@ PART_SAMPLES, MAX_PARTS = 256, 128
 
 
 class _Linear(torch.autograd.Function):
-    """W x + b for G towers: a batched product whose weight gradient is summed in parts on a GPU.
+    """Autograd function W x + b for G towers: a batched product whose weight gradient is summed in parts on a GPU.
 
     dW = g x^T reduces over B to a few small matrices. One product for each tower would occupy few multiprocessors. The
     parts are added in a fixed order.
@@ -33,7 +33,7 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(weight: Tensor, bias: Tensor, features: Tensor) -> Tensor:
-    """W x + b of G towers: W (G, M, K), b (G, M, 1), x (G, K, B) to (G, M, B)."""
+    """Linear layer W x + b of G towers: W (G, M, K), b (G, M, 1), x (G, K, B) to (G, M, B)."""
     return _Linear.apply(weight, bias, features)
 
 

@@ -28,8 +28,8 @@ log = logging.getLogger("operant.nn.manual")
 
 
 def applies(policy: Policy, kernels: str) -> bool:
-    """Whether the manual backward pass computes a policy's gradient: on a CPU with `algo.kernels = "auto"`. Logs the
-    reason if the policy is not supported.
+    """Whether the manual backward pass computes a policy's gradient: on a CPU with `algo.kernels` (`kernels`) = "auto".
+    Logs the reason if the policy is not supported.
     """
     if kernels != "auto" or policy.device.type != "cpu":
         return False
@@ -40,7 +40,7 @@ def applies(policy: Policy, kernels: str) -> bool:
 
 
 def unsupported_reason(policy: Policy) -> str | None:
-    """Reason why the manual backward pass does not support a policy, in a few words, or None."""
+    """Reason why the manual backward pass does not support a policy, in a few words; None if it does."""
     if policy.device.type != "cpu":
         return "it is not on the CPU"
     if not isinstance(policy.net, mlp.MLP):
@@ -71,7 +71,7 @@ _BACKWARD: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 
 class Weights(NamedTuple):
-    """Weights of the network in the layout of its products, or their gradient. Actor and critic share the last product:
+    """Weights of the MLP in the layout of its products, or their gradient. Actor and critic share the last product:
     rows of the head read the first tower, the value's row the last.
     """
 
@@ -86,7 +86,7 @@ class Weights(NamedTuple):
     log_std: Tensor  # (A, 1), or empty
 
     def views(self, vector: Tensor) -> Weights:
-        """Views of one vector in the shapes of a gradient. The vector may be longer."""
+        """Views of one vector in the shapes of a gradient of these weights. The vector may be longer."""
         offset = 0
 
         def view(like: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class Weights(NamedTuple):
         )
 
     def numel(self) -> int:
-        """Elements of a gradient."""
+        """Number of elements in a gradient."""
         listed = (*self.layers, *self.biases, *self.norm_gains, *self.norm_biases)
         return sum(
             part.numel() for part in (self.first, self.first_bias, *listed, self.last, self.last_bias, self.log_std)
@@ -119,7 +119,7 @@ class Weights(NamedTuple):
 
 
 class Parameters:
-    """Weights of a policy, and the copy of gradients into its flat gradient vector."""
+    """Weights of a policy in the layout of the products, and the copy of gradients into its flat gradient vector."""
 
     def __init__(self, policy: Policy) -> None:
         net, flat = policy.net, policy.flat
@@ -186,10 +186,11 @@ class Parameters:
 
 
 class _LayerNorm:
-    """In-place layer normalization of one layer, on chunks (G, M, n): y = gain u + bias, u = (x - mean) / std over M.
+    """In-place layer normalization of one layer over M units, on chunks (G, M, n): y = gain u + bias, u = (x - mean) /
+    std.
 
-    Backward pass (Ba, Kiros & Hinton 2016), with g = dL/dy and h = gain g, means over the units M:
-    dx = (h - mean(h) - u mean(h u)) / std.
+    Backward pass (Ba, Kiros & Hinton 2016), with g = dL/dy and h = gain g, means over the units M: dx = (h - mean(h) -
+    u mean(h u)) / std.
     """
 
     def __init__(self, gain: Tensor, bias: Tensor, n: int) -> None:
@@ -230,7 +231,7 @@ class _LayerNorm:
 
 
 class Network:
-    """Forward and backward pass of the MLP on chunks of n samples. Buffers, and the views that products read, are
+    """Forward and backward pass of the MLP on chunks of n samples. All buffers, and the views that products read, are
     allocated once.
     """
 
@@ -261,7 +262,7 @@ class Network:
         self.parameters, self.value = self._out[:-1], self._out[-1]
 
     def with_backward(self) -> Network:
-        """Allocate the buffers of `backward`, and return itself."""
+        """Allocate the buffers of `backward`, and return this network."""
         n, h = self._out.shape[1], self._h
         # dL/dh of each hidden layer. The activations of a layer are last read before the gradient of the layer below
         # is written: where shapes agree, it overwrites them.
@@ -290,13 +291,15 @@ class Network:
         torch.addmm(weights.last_bias, weights.last, self._last_h, out=self._out)
 
     def _activate_layer(self, k: int) -> None:
-        """Compute h = f(norm(z)) of layer k, without the normalization where there is none."""
+        """Compute h = f(norm(z)) of layer k in place, f(z) without normalization."""
         if self._norms:
             self._norms[k].forward(self._z[k])
         self._activate(self._z[k], self._h[k])
 
     def _encode(self, observation: Tensor) -> Tensor:
-        """Input features of the first layer (K, n), one-hot or normalized, without allocations."""
+        """Encode observations as input features of the first layer (K, n), one-hot or normalized, without
+        allocations.
+        """
         out = self._features
         if len(self._categories):
             torch.eq(observation[:, None], self._categories, out=out.view(len(observation), len(self._categories), -1))
@@ -309,7 +312,7 @@ class Network:
         return out.copy_(observation)
 
     def _encode_partially(self, observation: Tensor, encoder: first_layer.PartialOneHot) -> Tensor:
-        """Input features (K, n) of observations with both categorical and numeric features."""
+        """Encode observations with both categorical and numeric features as input features (K, n)."""
         torch.index_select(observation, 0, encoder.feature, out=self._column_bytes)
         out = torch.eq(self._column_bytes, encoder.category, out=self._features)
         numeric = self._numeric.copy_(
@@ -326,7 +329,8 @@ class Network:
         return out.index_copy_(0, encoder.numeric_columns, numeric)
 
     def backward(self, gradient: Weights) -> None:
-        """Add the weights' gradient for given `parameters_gradient` (H, n) and `value_gradient` (n) to `gradient`.
+        """Add the weights' gradient to `gradient`, given `parameters_gradient` (H, n) and `value_gradient` (n), which
+        the caller has written.
 
         For every layer z = W x + b with g = dL/dz: dW = g x^T, db = sum of g, dx = W^T g.
         """
@@ -347,7 +351,9 @@ class Network:
         gradient.first_bias.add_(self._first_grad.sum(dim=1, keepdim=True))
 
     def _backward_activation(self, k: int, gradient: Weights) -> None:
-        """Turn dL/dh of layer k into dL/dz, in place: through the activation, then the normalization."""
+        """Overwrite dL/dh of layer k by dL/dz, through the activation, then the normalization, whose gradients are
+        added to `gradient`.
+        """
         g = self._grad_h[k]
         self._activation_backward(g, self._z[k])
         if self._norms:

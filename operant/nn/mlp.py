@@ -33,7 +33,7 @@ DENSE = {"nature": (512,), "impala": (256,), "board": (256,), "minatar": (128,)}
 
 
 class Config(Section):
-    """`[net]`: the network."""
+    """Section `[net]`: architecture of the network."""
 
     kind: str = Field(
         "mlp",
@@ -108,12 +108,14 @@ class Config(Section):
 
     @property
     def of_critics(self) -> Self:
-        """Configuration of critics that are separate from their actor."""
+        """Configuration of critics, whose hidden layers are `critic_hidden` if that is set."""
         return self if self.critic_hidden is None else self.model_copy(update={"hidden": self.critic_hidden})
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether a built-in network is recurrent."""
+        """Whether this network has a recurrent cell: `memory` is not "none". Says nothing of a network of your own,
+        which is recurrent if it has an `initial_state`.
+        """
         return self.memory != "none"
 
     @model_validator(mode="before")
@@ -214,11 +216,11 @@ def orthogonal(rows: int, columns: int, gain: float, generator: torch.Generator)
 
 
 class MLP(nn.Module):
-    """MLP with two towers or one shared trunk: orthogonal weights, zero biases (Engstrom et al. 2020).
+    """MLP policy and value network with two towers or one shared trunk: orthogonal weights, zero biases (Engstrom et
+    al. 2020). Observations are floats or bytes.
 
-    Observations are floats or bytes. With `categories` k every byte is categorical with k categories and is encoded
-    one-hot, k columns of the first weight. A tuple gives the number of each byte, 0 for a numeric feature with one
-    column.
+    With `categories` k every byte is categorical with k categories and is encoded one-hot, k columns of the first
+    weight. A tuple gives the number of each byte, 0 for a numeric feature with one column.
     """
 
     def __init__(
@@ -231,7 +233,9 @@ class MLP(nn.Module):
         categories: int | tuple[int, ...] = 0,
         last: int | None = None,
     ) -> None:
-        """`last`: inputs of the heads, where they do not read the last hidden layer."""
+        """`observation` is O, `head` H. `last`: number of inputs of the heads, if they do not read the last hidden
+        layer.
+        """
         super().__init__()
         self.config, self.categories = config, categories
         self.partial_one_hot = None if isinstance(categories, int) else first_layer.PartialOneHot(categories)
@@ -263,7 +267,9 @@ class MLP(nn.Module):
         self.value_bias = nn.Parameter(torch.zeros(1, 1))
 
     def reader(self, normalizer: RunningNormalizer | None) -> first_layer.Encoder:
-        """Encoder of bytes (O, n) as features (K, n) of the first layer."""
+        """Encoder that converts bytes (O, n) to the first layer's features (K, n), numeric ones normalized by
+        `normalizer` if given.
+        """
         if self.partial_one_hot is not None:
             return functools.partial(self.partial_one_hot, normalizer=normalizer)
         categories = self.categories if isinstance(self.categories, int) else 0
@@ -281,7 +287,7 @@ class MLP(nn.Module):
         return linear.linear(self.first_weight[None], self.first_bias[None], features[None])
 
     def features(self, observation: Tensor, normalizer: RunningNormalizer | None) -> Tensor:
-        """Last hidden layer of all towers, (G, M, B)."""
+        """Activations of the last hidden layer of all towers, (G, M, B)."""
         features = self._first(observation, normalizer).view(self.towers, -1, observation.shape[1])
         for k in range(len(self.config.hidden)):
             if k > 0:
@@ -292,13 +298,13 @@ class MLP(nn.Module):
         return features
 
     def forward(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> tuple[Tensor, Tensor]:
-        """(O, B) to head parameters (H, B) and values (B). Numeric features are normalized by `normalizer`, categorical
-        ones are not.
+        """Map observations (O, B) to head parameters (H, B) and values (B). Numeric features are normalized by
+        `normalizer`, categorical ones are not.
         """
         return self.heads(self.features(observation, normalizer))
 
     def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Heads on features (G, M, B): head parameters (H, B) and values (B)."""
+        """Apply the heads to features (G, M, B); returns head parameters (H, B) and values (B)."""
         towers = features.split(1)
         head = linear.linear(self.head_weight[None], self.head_bias[None], towers[0])
         value = linear.linear(self.value_weight[None], self.value_bias[None], towers[-1])
@@ -313,6 +319,6 @@ class SampleMajor(nn.Module):
         self.module = module
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """(O, B) to head parameters (H, B) and values (B)."""
+        """Map observations (O, B) to head parameters (H, B) and values (B)."""
         head, value = self.module(observation.t().contiguous())  # `view` in a user's network needs contiguous memory
         return head.t(), value.reshape(-1)

@@ -22,7 +22,7 @@ CPU_CHUNK_VALUES, GPU_CHUNK_VALUES = 2**18, 2**24
 
 
 class Statistics(NamedTuple):
-    """Mean and variance of some samples, and their number."""
+    """Mean and population variance (n in the denominator) of each of D features over `count` samples."""
 
     mean: torch.Tensor  # (D, 1) float64
     variance: torch.Tensor  # (D, 1) float64
@@ -41,12 +41,12 @@ class Statistics(NamedTuple):
 
 
 def statistics(batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO, *, cut: bool = False) -> Statistics:
-    """Mean and variance of D features over a batch (D, ..., N) of any dtype.
+    """Mean and variance of D features over a batch (D, ..., N) of any dtype and, with an exchange, over all ranks.
+    float64 is reduced in float64, other dtypes in float32.
 
-    float64 is reduced in float64, other dtypes in float32. A CPU reduces each of S shards of the lanes in the same
-    layout and merges the shards of all ranks, so results do not depend on how many devices own the shards. A GPU
-    reduces all lanes at once unless `cut` (a reduction for each shard would cost several per cent of a short
-    iteration); running normalizers use `operant.nn.normalization_kernels` there.
+    A CPU reduces each of S shards of the lanes in the same layout and merges the shards of all ranks, so results do not
+    depend on how many devices own the shards. A GPU reduces all lanes at once unless `cut` (a reduction for each shard
+    would cost several per cent of a short iteration); running normalizers use `operant.nn.normalization_kernels` there.
     """
     if exchange.ranks == 1 and ((batch.is_cuda and not cut) or shards == 1):
         return _shard_statistics(batch)
@@ -80,7 +80,8 @@ class RunningNormalizer:
         self.inv_std.copy_((self.running_variance + self.EPSILON).rsqrt())
 
     def update(self, batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO) -> None:
-        """Merge a batch (D, ..., N) of any dtype. For `shards` and `exchange` see `statistics`.
+        """Merge a batch (D, ..., N) of any dtype into the running mean and variance. `shards` and `exchange` as for
+        `statistics`.
 
         On a GPU with Triton the result does not depend on how many GPUs own the shards.
         """
@@ -96,7 +97,7 @@ class RunningNormalizer:
         self._freeze()
 
     def update_by_triton(self, batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO) -> None:
-        """Merge a batch by Triton kernels."""
+        """Merge a batch (D, ..., N) by Triton kernels. Arguments as for `update`."""
         from operant.nn import normalization_kernels as kernels
 
         features = (
@@ -111,11 +112,11 @@ class RunningNormalizer:
         self.count += features[0].numel() * exchange.ranks
 
     def normalize(self, features: torch.Tensor) -> torch.Tensor:
-        """(x - mean) / std clipped to [-10, 10], (D, B)."""
+        """Normalize features (D, B): (x - mean) / std, clipped to [-10, 10]."""
         return ((features - self.mean) * self.inv_std).clamp_(-self.CLIP, self.CLIP)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Tensors of a checkpoint. On disk `mean` is called "shift" and `inv_std` "scale"."""
+        """Tensors of a checkpoint by name. On disk `mean` is called "shift" and `inv_std` "scale"."""
         return {
             "mean": self.running_mean,
             "variance": self.running_variance,
@@ -126,7 +127,7 @@ class RunningNormalizer:
 
 
 class FixedScale(RunningNormalizer):
-    """Fixed scale y = x / high in place of running statistics, for bytes that are not normalized. `high`: upper bounds
+    """Fixed scale y = x / high instead of running statistics, for bytes that are not normalized. `high`: upper bounds
     of the bytes, (D).
     """
 
@@ -136,10 +137,10 @@ class FixedScale(RunningNormalizer):
         self.inv_std.copy_(torch.tensor(high, device=device)[:, None].clamp(1.0, 255.0).reciprocal())
 
     def update(self, batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO) -> None:
-        """Do nothing."""
+        """Ignore the batch: the scale is fixed."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """No tensors."""
+        """Return {}: the scale is not saved in checkpoints."""
         return {}
 
 
@@ -149,7 +150,7 @@ def _has_triton() -> bool:
 
 
 def _shard_statistics(batch: torch.Tensor) -> Statistics:
-    """Statistics of one shard (D, ...). Bytes are converted to floats part by part."""
+    """Mean and variance of one shard of the lanes, (D, ...). Bytes are converted to floats part by part."""
     if batch.dtype != torch.uint8:
         flat = batch.flatten(1).to(torch.float64 if batch.dtype == torch.float64 else torch.float32)
         variance, mean = torch.var_mean(flat, dim=1, correction=0, keepdim=True)
@@ -164,7 +165,9 @@ def _shard_statistics(batch: torch.Tensor) -> Statistics:
 
 
 def _parts(batch: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Float copies of a byte batch (D, ...), split along the second axis, and along the last where needed."""
+    """Yield float copies of parts of a byte batch (D, ...), split along the second axis, and along the last where
+    needed.
+    """
     limit = GPU_CHUNK_VALUES if batch.is_cuda else CPU_CHUNK_VALUES
     for rows in batch.split(max(1, limit // batch[:, :1].numel()), dim=1):
         for part in rows.split(max(1, rows.shape[-1] * limit // rows.numel()), dim=-1):

@@ -15,12 +15,15 @@ from operant.compute.exchange import SOLO, Exchange
 
 
 def scalar(value: float | Tensor, device: torch.device) -> Tensor:
-    """A configured number as a scalar tensor on a device. A scheduled one is a tensor already."""
+    """Convert a configured number to a scalar tensor on a device. A scheduled one is a tensor already, and is
+    returned.
+    """
     return value if isinstance(value, Tensor) else torch.tensor(value, device=device)
 
 
 class Adam:
-    """Adam (Kingma & Ba 2015, algorithm 1). All state lies on the device, so that a CUDA graph can capture the step.
+    """Adam (Kingma & Ba 2015, algorithm 1) on a flat vector. All state lies on the device, so that a CUDA graph can
+    capture the step.
 
     m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  x <- x - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon)
     """
@@ -35,7 +38,9 @@ class Adam:
 
     @torch.no_grad()
     def step(self, skip: Tensor | None = None) -> None:
-        """Take one step. Nothing changes, t included, where `skip` (a scalar on the device) is 1."""
+        """Take one step by the current gradient. Nothing changes, t included, where `skip` (a scalar on the device) is
+        1.
+        """
         self._steps += 1
         torch._fused_adam_(
             [self._values],
@@ -62,7 +67,7 @@ class Adam:
 
 
 class Muon(Adam):
-    """Muon (Jordan et al. 2024) for matrices, Adam for all other parameters.
+    """Muon (Jordan et al. 2024) for the matrices of a flat vector, Adam for all other parameters.
 
     m <- b m + g;  u = g + b m;  W <- W - lr 0.2 sqrt(max(rows, columns)) U V^T, where u = U S V^T. The factor gives a
     step the usual size of Adam's (Liu et al. 2025, "Muon is scalable for LLM training"), so both share a learning rate.
@@ -91,7 +96,9 @@ class Muon(Adam):
 
     @torch.no_grad()
     def step_matrices(self, skip: Tensor | None = None) -> None:
-        """Step the matrices and zero their gradients, which leaves them unchanged in the following step of Adam."""
+        """Step the matrices and zero their gradients, so that the following step of Adam leaves them unchanged. Nothing
+        changes where `skip` (a scalar on the device) is 1.
+        """
         for weight, gradient, momentum in self._matrices:  # (G, m, n) each
             new_momentum = momentum * self.MOMENTUM + gradient
             update = orthogonalized(gradient + self.MOMENTUM * new_momentum)
@@ -102,7 +109,9 @@ class Muon(Adam):
             gradient.zero_()
 
     def step(self, skip: Tensor | None = None) -> None:
-        """Take one step of Muon and of Adam."""
+        """Take one step of Muon and of Adam by the current gradient. Nothing changes where `skip` (a scalar on the
+        device) is 1.
+        """
         self.step_matrices(skip)
         super().step(skip)
 
@@ -112,8 +121,8 @@ class Muon(Adam):
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """Approximate U V^T of matrices U S V^T (G, m, n) by five Newton-Schulz iterations, which bring singular values to
-    about 0.7 to 1.2.
+    """Orthogonalize matrices U S V^T (G, m, n), to approximately U V^T, by five Newton-Schulz iterations, which bring
+    singular values to about 0.7 to 1.2.
     """
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.transpose(1, 2) if tall else matrices
@@ -125,10 +134,10 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 
 def clip_gradient(gradient: Tensor, max_norm: float, exchange: Exchange = SOLO) -> Tensor:
-    """Clip a gradient to the norm `max_norm` in place, unless that is 0, and return the norm before: g <- g min(1,
+    """Clip a gradient in place to the norm `max_norm` (0: not clipped), and return its norm before: g <- g min(1,
     max_norm / |g|) (Pascanu, Mikolov & Bengio 2013).
 
-    With several ranks the gradient is first averaged over them.
+    With several ranks in `exchange` the gradient is first averaged over them.
     """
     with torch.no_grad():
         if exchange.ranks > 1:

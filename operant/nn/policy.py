@@ -25,40 +25,40 @@ State = tuple[Tensor, ...]
 
 
 class Actor(Protocol):
-    """Interface of everything that chooses actions, for evaluation, the live agent, play and export."""
+    """Policy as evaluation, the live view, play and export use it: chooses actions; knows nothing of learning."""
 
     @property
     def env(self) -> Env:
-        """Environment whose observations it reads."""
+        """Environment whose observations the actor reads."""
 
     @property
     def device(self) -> torch.device:
-        """Device of its parameters."""
+        """Device of the actor's parameters."""
 
     @property
     def noise_rows(self) -> int:
-        """U, rows of uniform noise for a sampled action."""
+        """Number of rows of uniform noise that a sampled action takes, U."""
 
     def initial_state(self, lanes: int) -> State:
-        """Recurrent state at an episode's start."""
+        """Recurrent state of `lanes` lanes at an episode's start; () for a feed-forward network."""
 
     def act(
         self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Actions (A, N) among `legal` (H, N) for observations (O, N), and the next state: sampled with `noise` (U, N),
-        greedy without.
+        """Choose actions (A, N) among `legal` (H, N; None: all) for raw observations (O, N): sampled with `noise` (U,
+        N), greedy without. Returns them and the next recurrent state.
         """
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors of a checkpoint by name. Copy into them to load."""
+        """Tensors of a checkpoint by name. To load a checkpoint, copy into them."""
 
     def not_finite(self) -> list[str]:
-        """Names of the parameters with a NaN or an infinity. Synchronizes with the device."""
+        """Names of the parameters with a NaN or infinite value. Synchronizes with the device."""
 
 
 class Policy:
-    """`Actor` with a value function: raw observations (O, B) to actions and values, initialised from `seed` alone on
-    any device.
+    """`Actor` with a value function: maps raw observations (O, B) to actions and values. Initialised from `seed` alone,
+    alike on every device.
 
     `normalize`: normalize numeric features by their running mean and standard deviation. Categorical features are
     encoded one-hot (a user's own network reads them as numbers), and a convolutional network reads byte / 255. Numeric
@@ -77,7 +77,7 @@ class Policy:
         precision: str = "fp32",
         distribution: Any = None,
     ) -> None:
-        """`distribution` replaces the one that the environment's actions imply."""
+        """`distribution` replaces the action distribution that the environment's actions imply."""
         self.env, self.device = env, device
         generator = torch.Generator().manual_seed(seed)
         self.distribution = distribution or distribution_for(
@@ -102,19 +102,19 @@ class Policy:
 
     @property
     def noise_rows(self) -> int:
-        """Rows of uniform noise for a sampled action."""
+        """Number of rows of uniform noise that a sampled action takes, U."""
         return self.distribution.noise_rows
 
     def forgetting(self, steps: int) -> Policy:
-        """Copy of the policy whose state is reset after every `steps` steps of an episode. Its state has one more
-        tensor, (1, N), a step counter.
+        """Copy of the policy whose recurrent state is reset after every `steps` steps of an episode. Its state has one
+        more tensor, (1, N), a step counter.
         """
         policy = copy.copy(self)
         policy._reset_every, policy._reset_state = steps, self.initial_state(1)
         return policy
 
     def initial_state(self, lanes: int) -> State:
-        """Recurrent state at an episode's start."""
+        """Recurrent state of `lanes` lanes at an episode's start; () for a feed-forward network."""
         state = self._sequential.initial_state(lanes) if self.recurrent else ()
         return state if self._reset_every is None else (*state, torch.zeros(1, lanes, device=self.device))
 
@@ -123,7 +123,7 @@ class Policy:
         return cast("recurrent.Sequential", self.net)
 
     def features(self, observation: Tensor) -> Tensor:
-        """Inputs of a user's own network, (O, B) float32: numeric features normalized if configured, categories as
+        """Features (O, B) float32 for a user's own network: numeric ones normalized if configured, categories as
         numbers.
         """
         observation = observation.float()
@@ -155,8 +155,8 @@ class Policy:
     def act(
         self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Actions (A, N) among `legal` (H, N), and the next state: sampled with `noise` (U, N), the most likely
-        without.
+        """Choose actions (A, N) among `legal` (H, N; None: all) for raw observations (O, N): sampled with `noise` (U,
+        N), the most likely without. Returns them and the next recurrent state.
         """
         steps: State = ()
         if self._reset_every is not None:
@@ -185,12 +185,14 @@ class Policy:
         return {"parameters": self.flat.values.data, **statistics}
 
     def not_finite(self) -> list[str]:
-        """Names of the parameters with a NaN or an infinity. Synchronizes with the device."""
+        """Names of the parameters with a NaN or infinite value. Synchronizes with the device."""
         return self.flat.not_finite()
 
 
 def _normalizer(env: Env, net: nn.Module, device: torch.device, *, normalize: bool) -> RunningNormalizer | None:
-    """Normalizer of numeric features, or None where they are read unchanged."""
+    """Normalizer of numeric features: running statistics with `normalize`, else a fixed scale for bytes; None if
+    features are read unchanged.
+    """
     if normalize:
         return RunningNormalizer(env.observation.size, device)
     user_net = isinstance(net, mlp.SampleMajor | recurrent.SampleMajor)

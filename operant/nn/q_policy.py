@@ -20,8 +20,8 @@ from operant.nn.policy import NetConfig, Policy, State
 
 
 class QHead(nn.Module):
-    """Map from the head's rows to Q values, in place of an action distribution. Greedy, or epsilon-greedy with 2 rows
-    of uniform noise.
+    """Conversion of a Q network's outputs (H, B) to Q values, in place of an action distribution. Greedy, or
+    epsilon-greedy with 2 rows of uniform noise.
     """
 
     action_rows = 1
@@ -39,7 +39,9 @@ class QHead(nn.Module):
         self.register_buffer("support", torch.linspace(low, high, atoms)[None, :, None], persistent=False)
 
     def logits(self, parameters: Tensor) -> Tensor:
-        """Rows of each action, (H, B) to (A, K, B). Duelling: V + A - mean A (Wang et al. 2016, equation 9)."""
+        """Outputs of each action, (H, B) to (A, K, B); with `duelling` V + A - mean A (Wang et al. 2016,
+        equation 9).
+        """
         blocks = parameters.unflatten(0, (-1, self.atoms))
         if not self.duelling:
             return blocks
@@ -55,9 +57,8 @@ class QHead(nn.Module):
 
 
 class QPolicy(Policy):
-    """`Actor` that takes the action with the largest Q value; with noise, a random one with probability epsilon.
-
-    Raises ConfigError for actions that are not Discrete.
+    """`Actor` that takes the action with the largest Q value; with noise, a random one with probability epsilon. Raises
+    ConfigError for actions that are not Discrete.
     """
 
     distribution: QHead
@@ -106,7 +107,7 @@ class QPolicy(Policy):
         return self.distribution.epsilon
 
     def parameters(self, observation: Tensor) -> Tensor:
-        """Rows of the head (H, B) for raw observations (O, B)."""
+        """Outputs of the network, rows of the head (H, B), for raw observations (O, B)."""
         return super().forward(observation)[0]
 
     def values(self, observation: Tensor, legal: Tensor | None = None) -> Tensor:
@@ -118,8 +119,8 @@ class QPolicy(Policy):
     def act(
         self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Actions (1, N) among `legal` (A, N), and the unchanged state: epsilon-greedy by `noise` (2, N), greedy
-        without.
+        """Choose actions (1, N) among `legal` (A, N; None: all) for raw observations (O, N): epsilon-greedy by `noise`
+        (2, N), greedy without. Returns them and the unchanged state.
         """
         values = self.values(observation, legal)
         action = (

@@ -77,8 +77,8 @@ class Memory(nn.Module):
 
     @torch.no_grad()
     def _initialise_gates(self, longest: int | None, generator: torch.Generator) -> None:
-        """Chrono initialisation: a gate sigmoid(b) with b = ln(t - 1) keeps the state for about t steps, t uniform in
-        [2, `longest`].
+        """Set the gates' biases by chrono initialisation: a gate sigmoid(b) with b = ln(t - 1) keeps the state for
+        about t steps, t uniform in [2, `longest`]. Does nothing if `longest` is None.
 
         Tallec & Ollivier 2018, "Can recurrent neural networks warp time?", equation 12. With `longest` 1 a GRU or an
         LSTM is h' = tanh(x + W h) with an orthogonal W: a delay line that holds as many past inputs as there are units
@@ -114,8 +114,8 @@ class Memory(nn.Module):
                 gate.fill_(value)
 
     def forward(self, features: Tensor, state: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (G, K, T B) and initial state (R, B) to the last layer's outputs (G, M, T B) and the final state (R,
-        B). For `keep` see `operant.nn.cells`.
+        """Unroll all layers over features (G, K, T B) from the initial state (R, B). Returns the last layer's outputs
+        (G, M, T B) and the final state (R, B). For `keep` see `operant.nn.cells`.
         """
         T, B = keep.shape
         before = state.view(-1, self.layers, self.towers, self.units, B)
@@ -138,8 +138,8 @@ class Memory(nn.Module):
         return features, torch.stack([torch.stack(layers) for layers in zip(*after, strict=True)]).detach().view(-1, B)
 
     def _mingru(self, gates: Tensor, features: Tensor, first: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-        """One layer: gates (G, 3 M, T, B), inputs (G, M, T, B), initial state (G, M, B) to outputs (G, M, T B) and
-        final state (G, M, B).
+        """Unroll one MinGRU layer: gates (G, 3 M, T, B), inputs (G, M, T, B), initial state (G, M, B) to outputs (G, M,
+        T B) and final state (G, M, B).
         """
         hidden, gate, highway = gates.split(self.units, dim=1)
         write = gate.sigmoid()
@@ -149,21 +149,21 @@ class Memory(nn.Module):
 
 
 class Sequential(Protocol):
-    """Interface of recurrent networks."""
+    """Interface of recurrent networks: an initial state, and unrolling over T steps."""
 
     def initial_state(self, lanes: int) -> State:
-        """State at an episode's start, tensors (R, N)."""
+        """Recurrent state of `lanes` lanes at an episode's start, tensors (R, N)."""
 
     def unroll(
         self, observation: Tensor, state: State, reset: Tensor, normalizer: Any = None
     ) -> tuple[Tensor, Tensor, State]:
-        """Observations (O, T B), initial state, `reset` (T, B), 1 where an episode begins, to head parameters (H, T B),
-        values (T B) and the final state.
+        """Unroll T steps of B lanes: observations (O, T B), initial state, and `reset` (T, B), 1 where an episode
+        begins. Returns head parameters (H, T B), values (T B) and the final state.
         """
 
 
 class Recurrent(nn.Module):
-    """Built-in encoder, recurrent layers, heads."""
+    """Recurrent policy and value network: a built-in encoder, recurrent layers, heads."""
 
     def __init__(self, encoder: Any, memory: Memory) -> None:
         """`encoder`: an MLP or a convolutional network, with `features` (O, B) to (G, K, B) and `heads` (G, M, B) to
@@ -173,13 +173,13 @@ class Recurrent(nn.Module):
         self.encoder, self.memory = encoder, memory
 
     def initial_state(self, lanes: int) -> State:
-        """State at an episode's start: zeros (R, N)."""
+        """Recurrent state of `lanes` lanes at an episode's start: zeros (R, N)."""
         return (self.memory.input_biases[0].new_zeros(self.memory.rows, lanes),)
 
     def unroll(
         self, observation: Tensor, state: State, reset: Tensor, normalizer: RunningNormalizer | None = None
     ) -> tuple[Tensor, Tensor, State]:
-        """Unroll T steps, see `Sequential`."""
+        """Unroll T steps, see `Sequential.unroll`."""
         (before,) = state
         features = self.encoder.features(observation, normalizer)
         features, after = self.memory(features, before, (reset == 0).to(before.dtype))
@@ -202,13 +202,13 @@ class SampleMajor(nn.Module):
 
     @torch.no_grad()
     def initial_state(self, lanes: int) -> State:
-        """State at an episode's start."""
+        """Recurrent state of `lanes` lanes at an episode's start."""
         return tuple(part.detach().reshape(lanes, -1).t().contiguous() for part in self.module.initial_state(lanes))  # type: ignore[operator]
 
     def unroll(
         self, observation: Tensor, state: State, reset: Tensor, normalizer: Any = None
     ) -> tuple[Tensor, Tensor, State]:
-        """Unroll T steps, see `Sequential`. The caller has normalized the observations."""
+        """Unroll T steps, see `Sequential.unroll`. Ignores `normalizer`: the caller has normalized the observations."""
         T, B = reset.shape
         before = tuple(part.t().reshape(B, *shape) for part, shape in zip(state, self._shapes, strict=True))
         head, value, after = self.module(observation.t().reshape(T, B, -1), before, reset.to(torch.float32))

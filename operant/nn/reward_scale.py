@@ -9,14 +9,15 @@ from operant.compute.exchange import SOLO, Exchange
 
 
 class RewardScale:
-    """Factor on rewards, so that returns have a standard deviation of at most 1 and lie within [-radius, radius].
+    """Running factor on rewards, so that returns have a standard deviation of at most 1 and lie within [-radius,
+    radius].
 
     1 / max(std(G), max |G| / radius), G the discounted returns as they accrue (Lee et al. 2025, "Hyperspherical
     normalization for scalable deep RL").
     """
 
     def __init__(self, radius: float, device: torch.device, *, active: bool) -> None:
-        """`radius`: the support is [-radius, radius]. Without `active` the factor stays 1."""
+        """`radius`: the critics' support is [-radius, radius]. Without `active` the factor stays 1."""
         self.active, self.radius = active, radius
         self.factor = torch.ones((), device=device)
         # Over all returns, in float64: count, sum of G, sum of G^2; and max |G|.
@@ -25,7 +26,7 @@ class RewardScale:
 
     @torch.no_grad()
     def update(self, accrued: Tensor, exchange: Exchange = SOLO) -> None:
-        """Update from the accrued returns of an iteration (T, N), of all ranks."""
+        """Update the factor from the accrued returns of an iteration (T, N), of all ranks."""
         G = accrued.double()
         moments = torch.stack([torch.full_like(G[0, 0], G.numel()), G.sum(), G.square().sum(), G.abs().amax()])
         moments = exchange.gather(moments[None])  # (ranks, 4)

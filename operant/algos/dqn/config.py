@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DQNConfig(OffPolicyConfig):
-    """`[algo]`, when its name is "dqn"."""
+    """Section `[algo]` with name = "dqn"."""
 
     schedulable: ClassVar = ("learning_rate",)
 
@@ -71,11 +71,11 @@ class DQNConfig(OffPolicyConfig):
     )
 
     def completed(self, steps: int) -> Self:
-        """Return this configuration with `epsilon_steps` set, by default to a tenth of the run's steps."""
+        """Return a copy of this configuration with `epsilon_steps` set, by default to a tenth of the run's `steps`."""
         return super().completed(steps).model_copy(update={"epsilon_steps": self.epsilon_steps or max(1, steps // 10)})
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Return problems between values as (key, message)."""
+        """Return the problems between these values for `lanes` lanes, as (key, message)."""
         problems = super().problems(lanes)
         if self.critic == "c51" and self.v_min >= self.v_max:
             problems.append(

@@ -22,7 +22,9 @@ log = logging.getLogger("operant.dqn")
 
 
 def use_manual_backward(dqn: DQN) -> None:
-    """Replace the passes of `dqn` by hand-written ones, where network, device and `algo.kernels` allow."""
+    """Replace the networks' passes of `dqn` by hand-written ones, if network, device and `algo.kernels` allow; else do
+    nothing.
+    """
     if not manual.applies(dqn.policy, dqn.config.kernels):
         return
     passes = ManualPasses(dqn)
@@ -33,7 +35,9 @@ def use_manual_backward(dqn: DQN) -> None:
 
 
 class ManualPasses:
-    """The methods of `DQN` that differ from its torch specification."""
+    """Methods that replace those of a `DQN` on a CPU: outputs, gradient and update without autograd through the
+    network.
+    """
 
     def __init__(self, dqn: DQN) -> None:
         self._dqn, self._autograd_update = dqn, dqn.update
@@ -47,7 +51,7 @@ class ManualPasses:
         self._gradient = weights.views(self._vector)
 
     def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch; do nothing where `skip` is 1, which a CPU can branch on."""
+        """Learn from one batch, see `DQN.update`; do nothing where `skip` is 1, which a CPU can branch on."""
         if not bool(self._dqn.cycle.skip):
             self._autograd_update(ticks, number)
 
@@ -68,7 +72,8 @@ class ManualPasses:
         return self._next.parameters, self._choosing.parameters
 
     def gradient(self, batch: Batch, target: Tensor, weight: Tensor | None) -> QLoss:
-        """Write the gradient of the loss to the flat gradient vector and return the loss.
+        """Write the gradient of the loss to the flat gradient vector, and return the loss. `target` as for `q_loss`;
+        `weight` (B), None: 1.
 
         `next_outputs` was called since the last step, so the packed weights are current.
         """

@@ -49,7 +49,7 @@ _DIVERGES: Final = (
 
 
 class Stats(NamedTuple):
-    """Statistics of an iteration. The first four are means over its updates."""
+    """Metrics of an iteration. The first four are means over its updates."""
 
     q_loss: Tensor = metric("loss/q", "Q loss", order=80, advice=_NOT_FINITE)
     td_error: Tensor = metric(
@@ -101,7 +101,7 @@ class Stats(NamedTuple):
 
 
 class DQN(OffPolicy):
-    """DQN for one choice among n actions (Discrete)."""
+    """Deep Q-learning for one choice among n actions (Discrete); `Config` turns on its variants."""
 
     Config, Stats = DQNConfig, Stats
     TERMS = Stats._fields[: Stats._fields.index("epsilon")]
@@ -128,7 +128,9 @@ class DQN(OffPolicy):
         eager: bool = False,
         exchange: Exchange = SOLO,
     ) -> None:
-        """Create networks, optimizer and the cycle. `world` holds this rank's lanes where an exchange joins several."""
+        """Create networks, optimizer and the cycle. With an exchange of several ranks `world` holds this rank's lanes;
+        `steps` is `run.steps`.
+        """
         spec, device = world.spec, world.device
         self.policy = self.make_actor(spec, config, net, device, seed=seed)
         super().__init__(
@@ -184,7 +186,9 @@ class DQN(OffPolicy):
 
     @torch.no_grad()
     def act(self, t: int) -> None:
-        """Write epsilon-greedy actions of tick t to the rollout."""
+        """Write epsilon-greedy actions for tick t (vectorised step), (1, N), to the rollout, by the Q values of its
+        observation t. Only legal actions are chosen.
+        """
         collector = self.cycle.collector
         rollout, legal = collector.rollout, collector.legal(t)
         values = self.policy.distribution.values(self.outputs(rollout.observation[t]))  # (A, N)
@@ -196,7 +200,9 @@ class DQN(OffPolicy):
 
     @torch.no_grad()
     def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch: step the network and, if it is due, move the target network."""
+        """Learn from one batch, update `number` of the iteration after `ticks` stored ticks: step the network and, if
+        it is due, move the target network.
+        """
         config, cycle, skip = self.config, self.cycle, self.cycle.skip
         batch, weight = cycle.sampler.sample(ticks, number)
 
@@ -228,25 +234,29 @@ class DQN(OffPolicy):
 
     @torch.no_grad()
     def next_outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return outputs (H, B) at s' of the target network and of the network that chooses a'."""
+        """Return outputs (H, B) at the next observations s' of two networks: of the target network, and of the network
+        that chooses a'.
+        """
         target = self.target.parameters(batch.next_observation)
         return target, self.policy.parameters(batch.next_observation) if self.config.double else target
 
     def gradient(self, batch: Batch, target: Tensor, weight: Tensor | None) -> QLoss:
-        """Write the gradient of the loss to the flat gradient vector and return the loss."""
+        """Write the gradient of the loss to the flat gradient vector, and return the loss. `target` as for `q_loss`;
+        `weight` (B), None: 1.
+        """
         with torch.enable_grad():
             result = self.loss(self.policy.parameters(batch.observation), batch, target, weight)
             self.policy.flat.backward(result.loss)
         return result
 
     def loss(self, outputs: Tensor, batch: Batch, target: Tensor, weight: Tensor | None) -> QLoss:
-        """Return the loss of the network's outputs (H, B) at `batch.observation`. See `q_loss`."""
+        """Return the loss of the network's outputs (H, B) at `batch.observation`; arguments as for `q_loss`."""
         return q_loss(self.policy.distribution, outputs, batch, target, weight)
 
     # STATE, COST
 
     def iteration_stats(self) -> tuple[Tensor, ...]:
-        """Return epsilon."""
+        """Return the iteration's epsilon, (1)."""
         return (self.policy.epsilon.reshape(1),)
 
     def parameters(self) -> tuple[Tensor, ...]:
@@ -273,7 +283,7 @@ class DQN(OffPolicy):
 
 
 class QLoss(NamedTuple):
-    """Loss of a batch, and per-sample values."""
+    """Loss of a batch, and for each of its B samples priority, Q value and TD error."""
 
     loss: Tensor  # (), weighted mean over the samples
     priority: Tensor  # (B), |Q - y|, or the cross-entropy of distributions, for prioritised replay
@@ -283,7 +293,7 @@ class QLoss(NamedTuple):
 
 @torch.no_grad()
 def q_target(head: QHead, target: Tensor, chooser: Tensor, batch: Batch) -> Tensor:
-    """Return y = R + discount Q'(s', a'), (B), or with atoms the distribution of that on the support, (K, B).
+    """Return the TD target y = R + discount Q'(s', a'), (B), or with atoms its distribution on the support, (K, B).
 
     `target` (H, B) are the target network's outputs at s'. a' is the best legal action by the outputs `chooser` (H, B):
     the target network's (Mnih et al. 2015), or the online network's (double: van Hasselt, Guez & Silver 2016).
@@ -297,9 +307,10 @@ def q_target(head: QHead, target: Tensor, chooser: Tensor, batch: Batch) -> Tens
 
 
 def q_loss(head: QHead, outputs: Tensor, batch: Batch, target: Tensor, weight: Tensor | None = None) -> QLoss:
-    """Return the mean of w (Q(s, a) - y)^2 / 2, or of w times the cross-entropy to the target distribution.
+    """Return the mean of w (Q(s, a) - y)^2 / 2, or with atoms of w times the cross-entropy to the target distribution.
 
-    `outputs` (H, B) are the network's at `batch.observation`; `weight` (B) are importance-sampling weights, None: 1.
+    `outputs` (H, B) are the network's at `batch.observation`; `target` is y (B), or (K, B); `weight` w (B) are
+    importance-sampling weights, None: 1.
     """
     logits = action_logits(head, outputs, batch.action)  # (K, B)
     if head.atoms == 1:
@@ -315,5 +326,5 @@ def q_loss(head: QHead, outputs: Tensor, batch: Batch, target: Tensor, weight: T
 
 
 def action_logits(head: QHead, outputs: Tensor, action: Tensor) -> Tensor:
-    """Return the K logits of the actions (1, B) from the network's outputs (H, B): (K, B)."""
+    """Return the K logits of the sampled actions (1, B) from the network's outputs (H, B): (K, B)."""
     return head.logits(outputs).gather(0, action.long()[:, None].expand(1, head.atoms, -1))[0]

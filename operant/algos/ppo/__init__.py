@@ -14,18 +14,17 @@ __all__ = ["ALGO", "PPO", "PPOConfig"]
 
 
 class PPO(ppo.PPO):
-    """PPO with the fastest backend that network, machine and `algo.kernels` allow.
-
-    With `algo.overlap` an instance is an `OverlappedPPO`.
+    """PPO with the fastest backend that network, machine and `algo.kernels` allow; with `algo.overlap` an instance is
+    an `OverlappedPPO`.
     """
 
     def __new__(cls, world: World, config: PPOConfig, *_: Any, **__: Any) -> PPO:
-        """Return an instance of the variant for the configuration."""
+        """Return an instance of `PPO`, or with `algo.overlap` of `OverlappedPPO`."""
         return super().__new__(OverlappedPPO if cls is PPO and config.overlap else cls)
 
     def choose_backend(self) -> ppo.TorchBackend:
-        """Return the first supported of: fused kernels, torch over sequences (recurrent policies), manual backward
-        pass (CPU), torch. Raises ConfigError where `algo.kernels` = "fused" is not supported.
+        """Return the first supported backend of: fused kernels, torch over sequences (recurrent policies), manual
+        backward pass (CPU), torch. Raises ConfigError if `algo.kernels` = "fused" is not supported.
         """
         if self.policy.recurrent:
             return memory.choose(self)

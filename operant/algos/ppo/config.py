@@ -124,12 +124,12 @@ class PPOConfig(Section):
     )
 
     def completed(self, steps: int) -> Self:
-        """Return this configuration with `anneal_steps` set, by default to the run's steps."""
+        """Return a copy of this configuration with `anneal_steps` set, by default to the run's `steps`."""
         return self.model_copy(update={"anneal_steps": self.anneal_steps or steps}) if self.anneal else self
 
     @property
     def updates(self) -> int:
-        """Optimizer steps of an iteration, one per minibatch."""
+        """Number of optimizer steps in an iteration, one per minibatch of each epoch."""
         return (
             self.epochs * self.minibatches
             if self.replay_ratio is None
@@ -137,15 +137,17 @@ class PPOConfig(Section):
         )
 
     def shards(self, lanes: int, *, memory: bool = False) -> int:
-        """Return the shards of the lanes, equal ranges that every minibatch samples equally: the maximum number of
-        devices that can share a run. `memory`: of a recurrent policy.
+        """Return the number of shards of the lanes, equal ranges that every minibatch samples equally: the maximum
+        number of devices that can share a run. `memory`: the policy is recurrent.
         """
         if memory:
             return minibatches.segments_layout(self.horizon, lanes, self.minibatches, self.bptt or self.horizon).shards
         return minibatches.layout(self.horizon, lanes, self.minibatches).shards
 
     def problems(self, lanes: int, *, memory: bool = False) -> list[tuple[str, str]]:
-        """Return problems between values as (key, message). `memory`: of a recurrent policy."""
+        """Return the problems between these values for `lanes` lanes, as (key, message). `memory`: the policy is
+        recurrent.
+        """
         if self.horizon * lanes < 2:
             return [
                 (

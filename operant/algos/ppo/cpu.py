@@ -29,7 +29,7 @@ log = logging.getLogger("operant.ppo")
 
 
 class ManualBackend(TorchBackend):
-    """Torch operations with a hand-written backward pass."""
+    """Backend of torch operations with a hand-written backward pass, for a CPU, on a pool of threads."""
 
     name = "manual_backward"
 
@@ -43,17 +43,17 @@ class ManualBackend(TorchBackend):
         self._forward = chunked.Forward(self.policy, layout.lane_sizes(), pool)
 
     def over(self, policy: Policy, collector: Collector, experience: Experience) -> ManualBackend:
-        """Return this backend over another policy, rollout and experience, on the same threads."""
+        """Return a copy of this backend for another policy, rollout and experience, on the same threads."""
         other = super().over(policy, collector, experience)
         other._forward = chunked.Forward(policy, self.cycle.minibatches.layout.lane_sizes(), self._pool)
         return other
 
     def single_threaded(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Return `work` on this thread alone, apart from the pool."""
+        """Return `work`, run with torch on one thread; the backend's own thread pool is not affected."""
         return threads.alone()(work)
 
     def prepare(self) -> None:
-        """Pack the policy's current weights."""
+        """Pack the policy's current weights into the layout of the products."""
         self._forward.refresh()
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -64,13 +64,15 @@ class ManualBackend(TorchBackend):
         return (parameters if legal is None else masked(parameters, legal)), value
 
     def gradient(self, batch: Batch) -> Tensor:
-        """Write the gradient of a minibatch's loss into the flat vector; return the loss's terms (E)."""
+        """Write the gradient of a minibatch's loss into the policy's flat gradient vector; return the loss's
+        terms (E).
+        """
         return self._gradient(batch)
 
 
 class Gradient(chunked.Gradient):
-    """Gradient of `ppo_loss` on minibatches of B samples, in chunks of given sizes, a power of two of them. With an
-    exchange see `chunked.Gradient`.
+    """Gradient of `ppo_loss` on minibatches of B samples, computed in chunks of `sizes` samples, whose number is a
+    power of two. For an exchange of several ranks see `chunked.Gradient`.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Gradient(chunked.Gradient):
         self._factors = torch.tensor(factors) / (sum(sizes) * exchange.ranks)
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Write the gradient into the policy's gradient vector; return the loss's terms (E)."""
+        """Write the gradient into the policy's flat gradient vector; return the loss's terms (E)."""
         return super().__call__(batch) * self._factors
 
 
@@ -108,7 +110,7 @@ class _Chunk:
         self._illegal = torch.empty(policy.env.mask_size, n, dtype=torch.bool)
 
     def add(self, samples: Batch, gradient: manual.Weights, totals: Tensor) -> None:
-        """Add to the gradient, and to the sums of the terms (E)."""
+        """Add the gradient of `samples` to `gradient`, and the sums of its loss terms to `totals` (E)."""
         network = self._network
         network.forward(samples.observation)
         # Illegal logits get no gradient: p - 1{a} and p log p are exactly 0.
@@ -127,7 +129,7 @@ class _Chunk:
         totals.add_(self._terms.sum(dim=1))
 
     def _policy_gradient(self, samples: Batch) -> None:
-        """Write B times the gradient of L_CLIP in log pi(a|s), (n), and the terms of the policy.
+        """Write B times the gradient of L_CLIP in log pi(a|s), (n), and the sums of the policy's loss terms.
 
         L_CLIP = E[min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)] and d r / d log pi = r: so r A where the first is the
         smaller, 0 elsewhere.
@@ -147,7 +149,7 @@ class _Chunk:
         torch.eq(unclipped, self._surrogate, out=self._surrogate_gradient).mul_(unclipped)
 
     def _value_gradient(self, samples: Batch, value: Tensor, gradient: Tensor) -> None:
-        """Write B c1 times the gradient of L_VF in V, (n), and the squared error.
+        """Write B c1 times the gradient of L_VF in V, (n), to `gradient`, and the squared error.
 
         The gradient is V - R; with value_clip that of the larger error, and half of each where they are equal.
         """

@@ -30,9 +30,8 @@ log = logging.getLogger("operant.ppo")
 
 
 def choose(ppo: PPO) -> SequenceBackend:
-    """Return the backend of a recurrent policy: fused kernels where they are supported and `algo.kernels` allows.
-
-    Raises ConfigError where `algo.kernels` is "fused" and they are not.
+    """Return the backend of a recurrent policy: fused kernels if they are supported and `algo.kernels` allows, else
+    torch. Raises ConfigError if `algo.kernels` is "fused" and they are not supported.
     """
     # Only the policy tells whether a user's network is recurrent: the configuration was checked without.
     problems = ppo.config.problems(ppo.world.count * ppo.exchange.ranks, memory=True)
@@ -48,7 +47,7 @@ def choose(ppo: PPO) -> SequenceBackend:
 
 
 class Segments(NamedTuple):
-    """Segments of a minibatch."""
+    """Segments (L steps of a lane each) of a minibatch, and the recurrent states before them."""
 
     steps: Batch  # with fields (..., L, S)
     state: tuple[Tensor, ...]  # before the first steps, (R, S) each
@@ -56,7 +55,7 @@ class Segments(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Length of the axis that `split` divides: S."""
+        """Length of the axis that `split` divides: number of segments, S."""
         return self.reset.shape[1]
 
     @property
@@ -65,7 +64,7 @@ class Segments(NamedTuple):
         return self.reset.numel()
 
     def split(self, sizes: Sequence[int]) -> list[Segments]:
-        """Return parts of these numbers of segments, as views."""
+        """Return parts with these numbers of segments, as views."""
         states = zip(*(part.split(list(sizes), dim=1) for part in self.state), strict=True)
         return [
             Segments(*parts)
@@ -74,7 +73,9 @@ class Segments(NamedTuple):
 
 
 class SequenceBackend(TorchBackend):
-    """Torch operations and autograd over segments; the state of every lane persists across steps and iterations."""
+    """Backend of torch operations and autograd over segments, for recurrent policies; the state of every lane persists
+    across steps and iterations.
+    """
 
     batches_final_values = True
     """Whether values of true final observations may be computed for several steps at once."""
@@ -101,35 +102,35 @@ class SequenceBackend(TorchBackend):
         )
 
     def single_threaded(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Return `work`; on a CPU with one thread, since one step of a cell is too little work for several."""
+        """Return `work`; on a CPU restricted to one thread, since one step of a cell is too little work for several."""
         return threads.alone()(work) if self.device.type == "cpu" else work
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the states of the lanes."""
+        """Return the recurrent states of the lanes, by their names in a checkpoint."""
         return {f"state/{k}": part for k, part in enumerate(self._state)}
 
     # ACT
 
     def start(self) -> None:
-        """Reset the states of all lanes."""
+        """Reset the recurrent states of all lanes."""
         for part, initial in zip(self._state, self._initial, strict=True):
             part.copy_(initial)
 
     def prepare(self) -> None:
-        """Reset all states where `algo.carry_state` is false."""
+        """Reset all recurrent states if `algo.carry_state` is false."""
         if not self.config.carry_state:
             self.start()
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Write actions, log-probabilities and values of step t, of all lanes."""
+        """Write actions, log-probabilities and values of step t, for all lanes; `lanes` is None."""
         if t % self._length == 0:
             for starts, part in zip(self._starts, self._state, strict=True):
                 starts[t // self._length].copy_(part)
         super().act(t)
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return action parameters (H, N) and values (N) for observations (O, N) and legal actions (H, N); advance the
-        states.
+        """Return action parameters (H, N) and values (N) for observations (O, N) and legal actions (H, N), and advance
+        the lanes' recurrent states.
         """
         parameters, value, after = self._step(observation, legal)
         for part, new in zip(self._state, after, strict=True):
@@ -139,8 +140,8 @@ class SequenceBackend(TorchBackend):
     def _step(
         self, observation: Tensor, legal: Tensor | None = None, state: tuple[Tensor, ...] | None = None
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Return action parameters (H, N), values (N) and next states for observations (O, N) and states, by default
-        the lanes' own.
+        """Return action parameters (H, N), values (N) and next states for observations (O, N) and recurrent states, by
+        default the lanes' own.
         """
         state = self._state if state is None else state
         if not self._cut:
@@ -164,7 +165,9 @@ class SequenceBackend(TorchBackend):
         )
 
     def after(self, t: int) -> None:
-        """Write V of the true final observations of episodes that step t truncated; reset states where it ended one."""
+        """Write V of the true final observations of episodes that step t truncated; reset the recurrent states of lanes
+        where it ended an episode.
+        """
         rollout, world = self.collector.rollout, self.collector.world
         if world.can_truncate:
             self._final_values(t, rollout.final_observation[t // world.final_window])
@@ -175,8 +178,8 @@ class SequenceBackend(TorchBackend):
             self._reset[t + 1].copy_(ended)
 
     def _final_values(self, t: int, final_observation: Tensor) -> None:
-        """Write values of final observations (O, N) where step t truncated an episode; elsewhere `final_value` may be
-        overwritten, too.
+        """Write V of final observations (O, N) where step t truncated an episode; other elements of `final_value` may
+        be overwritten, too.
         """
         rollout, final_value, shards = self.collector.rollout, self.experience.final_value, self.cycle.shards
         if self._truncated:
@@ -202,7 +205,7 @@ class SequenceBackend(TorchBackend):
                     final_value[t][lane] = self.policy.unroll(final_observation[:, lane], state, no_reset)[1]
 
     def bootstrap(self) -> None:
-        """Write V of the observation after the last step; states stay."""
+        """Write V of the observation after the last step; recurrent states stay."""
         self.experience.value[-1] = self._step(self.collector.rollout.observation[-1])[1]
 
     # LEARN
@@ -213,22 +216,22 @@ class SequenceBackend(TorchBackend):
             yield self.gather(blocks)
 
     def gather(self, blocks: Tensor) -> Segments:
-        """Gather the segments of blocks (m), in this order."""
+        """Gather the segments of the blocks numbered `blocks` (m), in this order."""
         minibatches = self.cycle.minibatches
         gather = minibatches.gather_segments
         states = tuple(minibatches.gather(starts, blocks) for starts in self._starts)
         return Segments(self.gather_with(gather, gather, blocks), states, gather(self._reset, blocks))
 
     def loss(self, batch: Segments) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a minibatch of segments, or of a part of it, and its terms."""
+        """Return the loss of a minibatch of segments, or of a part of it, and its terms by the names in `TERMS`."""
         steps = Batch._make(None if field is None else field.flatten(-2) for field in batch.steps)
         parameters, value, _ = self.policy.unroll(steps.observation, batch.state, batch.reset, steps.legal)
         return loss_of_outputs(self.policy, parameters, value, steps, self.config)
 
 
 class FusedSequences(SequenceBackend):
-    """Fused Triton kernels over segments, see `operant.kernels.recurrent`. They reset a state when it is read, not when
-    an episode ends.
+    """Backend of fused Triton kernels over segments, see `operant.kernels.recurrent`. They reset a recurrent state when
+    it is read, not when an episode ends.
     """
 
     name = "fused"
@@ -236,7 +239,7 @@ class FusedSequences(SequenceBackend):
     batches_final_values = False
 
     def __init__(self, ppo: PPO) -> None:
-        """Build the kernels; `learner` is None where torch does the work."""
+        """Build the kernels; `learner` is None if they are not supported and torch does the work."""
         super().__init__(ppo)
         config, finals = self.config, self.collector.world.can_truncate
         states = recurrent.States(self._state[0], self._starts[0], finals)
@@ -248,17 +251,19 @@ class FusedSequences(SequenceBackend):
 
     @property
     def kernels(self) -> recurrent.RecurrentLearner:
-        """The kernels, where they are in use."""
+        """Fused kernels of this backend. Only valid if they are supported."""
         assert self.learner is not None
         return self.learner
 
     def prepare(self) -> None:
-        """Load normalizer and weights; reset all states where `algo.carry_state` is false."""
+        """Load normalizer and weights into the kernels' buffers; reset all recurrent states if `algo.carry_state` is
+        false.
+        """
         super().prepare()
         self.kernels.prepare()
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Write actions, log-probabilities and values of step t, of all lanes."""
+        """Write actions, log-probabilities and values of step t, for all lanes; `lanes` is None."""
         if t % self._length == 0:
             self._starts[0][t // self._length].copy_(self._state[0])
         self.kernels.act(t)
@@ -269,14 +274,14 @@ class FusedSequences(SequenceBackend):
             self.kernels.final_values(t)
 
     def bootstrap(self) -> None:
-        """Write V of the observation after the last step; then reset states where it ended an episode."""
+        """Write V of the observation after the last step; then reset recurrent states where it ended an episode."""
         rollout = self.collector.rollout
         self.kernels.bootstrap(self.collector.world.can_truncate)
         ended = (rollout.terminated[-1] | rollout.truncated[-1]).bool()
         self._state[0].masked_fill_(ended, 0.0)
 
     def gather(self, blocks: Tensor) -> Segments:
-        """Gather the segments of blocks (m), in this order."""
+        """Gather the segments of the blocks numbered `blocks` (m), in this order."""
         rollout = self.collector.rollout
         torch.bitwise_or(rollout.terminated[:-1], rollout.truncated[:-1], out=self._reset[1:])
         return super().gather(blocks)

@@ -24,7 +24,9 @@ from operant.worlds import World
 
 
 class Overlapped(PPO):
-    """PPO whose iteration is one phase: collection by `acting`, and the update by `backend`."""
+    """PPO that collects the next rollout, by the backend `acting`, while it learns from the last one by `backend`. An
+    iteration is one phase.
+    """
 
     parts = PPO.parts | {
         f"acting.{name}": "network" for name in ("forward", "after", "bootstrap", "learner.act", "learner.bootstrap")
@@ -84,7 +86,7 @@ class Overlapped(PPO):
         self.phases = (Phase("train", self._train),)
 
     def start(self) -> None:
-        """Start new episodes in all lanes. A resumed run copies into `state` instead."""
+        """Reset all lanes before the first iteration. A resumed run copies into `state` instead."""
         super().start()
         self.collected = False
         self._save_parameters()
@@ -92,13 +94,13 @@ class Overlapped(PPO):
     # AN ITERATION
 
     def _train(self) -> None:
-        """Run one iteration; the first of a run or of a resume also collects the rollout it learns from."""
+        """Run one iteration; the first of a run or of a resume also collects the rollout that it learns from."""
         if not self.collected:
             self._collect_first()
         self._both()
 
     def _collect_first(self) -> None:
-        """Collect what the first iteration learns from, or the first of a resumed run.
+        """Collect the rollout from which the first iteration of a run or of a resume learns.
 
         No metric counts its episodes: they are not counted yet, or were counted before the checkpoint.
         """
@@ -109,7 +111,7 @@ class Overlapped(PPO):
         self.collected = True
 
     def _learn_and_collect(self) -> None:
-        """Hand over rollout and policy, then learn from the one and collect by the other."""
+        """Copy rollout and policy, then learn from that rollout while the copy of the policy collects the next."""
         self._hand_over()
         if self._stream is None:
             self.update()
@@ -133,7 +135,7 @@ class Overlapped(PPO):
         acting.bootstrap()
 
     def _update(self) -> None:
-        """Learn from the rollout that was handed over."""
+        """Learn from the copied rollout."""
         self.backend.prepare()
         self.learn()
 
@@ -144,7 +146,7 @@ class Overlapped(PPO):
 
     @torch.no_grad()
     def _save_world(self) -> None:
-        """Save the state of the lanes, and continue from it: before every collection but the first."""
+        """Save the state of the lanes for checkpoints, and continue from it: before every collection but the first."""
         world = self.world.state()
         _copy_all((saved, world[name]) for name, saved in self._world_before.items())
         self._save_parameters()
@@ -164,7 +166,9 @@ class Overlapped(PPO):
     # STATE
 
     def state(self, tier: Tier) -> dict[str, Tensor]:
-        """Return the tensors of a tier by name; copy into them to load, before the first iteration."""
+        """Return the tensors of a `tier` ("policy", "train" or "all") by name; copy into them to load, before the first
+        iteration.
+        """
         named = super().state(tier)
         if tier == "policy":
             return named

@@ -59,7 +59,7 @@ _SCHEDULED: Final = 0.2
 
 
 class Stats(NamedTuple):
-    """Statistics of an iteration. Those before `gradient_norm` are terms of the loss, means over all samples.
+    """Metrics of an iteration. Those before `gradient_norm` are terms of the loss, means over all samples.
 
     Thresholds were set on the shipped configurations, which must show no "bad", and on runs broken on purpose (learning
     rates of 1, 0.1, 0.05 and 1e-6), which must.
@@ -160,7 +160,7 @@ TERMS = Stats._fields[: Stats._fields.index("gradient_norm")]
 
 
 def entropy_thresholds(choices: Sequence[int]) -> tuple[Threshold, ...]:
-    """Thresholds of the entropy for a policy that chooses among so many actions, one number each choice; none:
+    """Thresholds of the entropy for a policy with these numbers of actions, one per choice. Empty `choices` means
     continuous actions, whose entropy may have any sign, but stays next to zero only after a collapse.
     """
     largest = sum(map(math.log, choices))
@@ -178,7 +178,7 @@ def entropy_thresholds(choices: Sequence[int]) -> tuple[Threshold, ...]:
 
 
 class Batch(NamedTuple):
-    """Samples of a minibatch, feature-major."""
+    """Samples of a minibatch, feature-major: observations, actions, advantages and the other inputs of the loss."""
 
     observation: Tensor  # (O, B)
     action: Tensor  # (A, B), raw
@@ -190,7 +190,7 @@ class Batch(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Length of the axis that `split` divides: B."""
+        """Length of the axis that `split` divides: number of samples, B."""
         return self.returns.shape[-1]
 
     @property
@@ -199,13 +199,15 @@ class Batch(NamedTuple):
         return self.size
 
     def split(self, sizes: Sequence[int]) -> list[Batch]:
-        """Return parts of these sizes, as views."""
+        """Return parts with these numbers of samples, as views."""
         fields = ([None] * len(sizes) if field is None else field.split(list(sizes), dim=-1) for field in self)
         return [Batch(*parts) for parts in zip(*fields, strict=True)]
 
 
 def ppo_loss(policy: Policy, batch: Batch, config: PPOConfig) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of a minibatch, and its terms by the names in `TERMS`."""
+    """Return the loss of a minibatch, clipped surrogate, value error and entropy bonus, and its terms by the names in
+    `TERMS`.
+    """
     parameters, value = policy.forward(batch.observation, batch.legal)
     return loss_of_outputs(policy, parameters, value, batch, config)
 
@@ -280,8 +282,8 @@ class PPO:
         eager: bool = False,
         exchange: Exchange = SOLO,
     ) -> None:
-        """Create policy, rollout, optimizer and backend. `world` holds this rank's lanes where an exchange joins
-        ranks; `steps` is `run.steps`.
+        """Create policy, rollout, optimizer and backend. With an exchange of several ranks `world` holds this rank's
+        lanes; `steps` is `run.steps`.
         """
         T, N, W, device = config.horizon, world.count, exchange.ranks, world.device
         self.world, self.config, self.device, self.exchange = world, config, device, exchange
@@ -342,12 +344,14 @@ class PPO:
         self.phases: tuple[Phase, ...] = (Phase("collect", self.collect), Phase("update", self.update))
 
     def choose_backend(self) -> TorchBackend:
-        """Return the backend. The class that users get, `operant.algos.ppo.PPO`, chooses the fastest supported."""
+        """Return the torch backend. The class that users get, `operant.algos.ppo.PPO`, chooses the fastest
+        supported.
+        """
         return TorchBackend(self)
 
     @classmethod
     def make_actor(cls, spec: Env, config: PPOConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> Policy:
-        """Create the policy alone, as it plays."""
+        """Create the policy alone, for playing, without buffers for training."""
         return _for_playing(make_policy(spec, config, net, device, seed), config)
 
     @classmethod
@@ -360,7 +364,7 @@ class PPO:
         return Estimate(samples, flops, moved, config.model_copy(update=trial))
 
     def start(self) -> None:
-        """Start new episodes in all lanes. A resumed run copies into `state` instead."""
+        """Reset all lanes before the first iteration. A resumed run copies into `state` instead."""
         self.accrued_returns.carried.zero_()
         self.collector.start()
         self.backend.start()
@@ -374,12 +378,14 @@ class PPO:
         backend.bootstrap()
 
     def _update(self) -> None:
-        """Learn from the rollout; its last observation is the first of the next."""
+        """Learn from the rollout; its last observation becomes the first of the next."""
         self.learn()
         self.collector.carry_on()
 
     def learn(self) -> None:
-        """Estimate advantages and run epochs of minibatches; then update the normalizers, constant until here."""
+        """Estimate advantages, run all epochs of minibatches, then update the running statistics of observations and
+        returns, which are constant during those epochs.
+        """
         self.estimate_advantages()
         self.minibatches.shuffle()
         self.backend.update()
@@ -405,7 +411,7 @@ class PPO:
 
     @torch.no_grad()
     def update_normalizers(self) -> None:
-        """Update the running mean and variance of observations and of discounted returns by the iteration's."""
+        """Update the running mean and variance of observations and of discounted returns by those of the iteration."""
         shards, exchange = self.cycle.shards, self.exchange
         if self.policy.normalizer is not None:
             self.policy.normalizer.update(self.cycle.rollout.observation[:-1].transpose(0, 1), shards, exchange)
@@ -415,7 +421,9 @@ class PPO:
             self.return_normalizer.update(self.accrued_returns()[None].double(), shards, exchange)
 
     def state(self, tier: Tier) -> dict[str, Tensor]:
-        """Return the tensors of a tier by name; copy into them to load. With those of "train" a resume is exact."""
+        """Return the tensors of a `tier` ("policy", "train" or "all") by name; copy into them to load. With those of
+        "train" a resume is exact.
+        """
         named = policy_state(self.policy)
         if tier == "policy":
             return named
@@ -430,18 +438,20 @@ class PPO:
 
 
 def make_policy(spec: Env, config: PPOConfig, net: NetConfig, device: torch.device, seed: int = 0) -> Policy:
-    """Create the policy as it learns."""
+    """Create the policy for learning, which may differ from the one for playing (`_for_playing`)."""
     normalize, precision = config.normalize_observations, config.precision
     return Policy(spec, net, seed=seed, device=device, normalize=normalize, precision=precision)
 
 
 def _for_playing(policy: Policy, config: PPOConfig) -> Policy:
-    """Return the policy as it plays: trained without carry_state, it forgets after every T steps."""
+    """Return the policy for playing: if trained without `carry_state`, a copy that resets its recurrent state after
+    every T steps.
+    """
     return policy.forgetting(config.horizon) if policy.recurrent and not config.carry_state else policy
 
 
 def make_experience(policy: Policy, collector: Collector) -> Experience:
-    """Allocate what PPO stores with a rollout; raw actions are those before squashing."""
+    """Allocate the rows that PPO stores with a rollout; raw actions are those before squashing."""
     shape = collector.steps, policy.distribution.action_rows, collector.world.count
     raw = torch.zeros(shape, dtype=collector.rollout.action.dtype, device=policy.device)
     return Experience(collector, ("advantage", "log_probability", "returns"), raw)
@@ -451,7 +461,7 @@ def make_experience(policy: Policy, collector: Collector) -> Experience:
 
 
 class TorchBackend(OnPolicyBackend):
-    """Torch operations and autograd."""
+    """Backend of torch operations and autograd: the specification for all others."""
 
     name = "torch"
     normalizes_advantages = False
@@ -488,7 +498,7 @@ class TorchBackend(OnPolicyBackend):
         return torch.cat([parameters for parameters, _ in outputs], dim=1), torch.cat([value for _, value in outputs])
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Write actions, log-probabilities and values of step t, of all lanes or a slice."""
+        """Write actions, log-probabilities and values of step t, for all lanes or a slice of `lanes`."""
         distribution, rollout, experience = self.policy.distribution, self.collector.rollout, self.experience
         selected = (..., lanes or slice(None))
         legal, raw = self.collector.legal(t), experience.raw[t][selected]
@@ -500,7 +510,7 @@ class TorchBackend(OnPolicyBackend):
         rollout.action[t][selected] = distribution.to_env(raw)
 
     def bootstrap(self) -> None:
-        """Write V of the observation after the last step, and of the true final observation of every truncated
+        """Write V of the observation after the last step, and V of the true final observation of every truncated
         episode.
         """
         collector = self.collector
@@ -542,7 +552,9 @@ class TorchBackend(OnPolicyBackend):
         self.stats.copy_(torch.stack(stats))
 
     def step(self, batch: Any) -> Tensor:
-        """Take one optimizer step. Return the loss's terms and the gradient's norm before clipping, (E + 1)."""
+        """Take one optimizer step on a minibatch. Returns the loss's terms and the gradient's norm before clipping, (E
+        + 1).
+        """
         config, skip = self.config, self.cycle.skip
         terms = self.gradient(batch)
         with torch.no_grad():
@@ -555,11 +567,13 @@ class TorchBackend(OnPolicyBackend):
             return torch.cat([terms, gradient_norm[None]])
 
     def loss(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a minibatch, or of a part of it, and its terms."""
+        """Return the loss of a minibatch, or of a part of it, and its terms by the names in `TERMS`."""
         return ppo_loss(self.policy, batch, self.config)
 
     def gradient(self, batch: Any) -> Tensor:
-        """Write the gradient of a minibatch's loss into the flat vector; return the loss's terms (E)."""
+        """Write the gradient of a minibatch's loss into the policy's flat gradient vector; return the loss's
+        terms (E).
+        """
         flat, size = self.policy.flat, batch.size
         if self._cut:
             return self._chunked_gradient(batch)
@@ -579,7 +593,9 @@ class TorchBackend(OnPolicyBackend):
         return total
 
     def _chunked_gradient(self, batch: Any) -> Tensor:
-        """Write the gradient as the layout's chunks add up in a fixed binary tree, over all ranks; return the terms."""
+        """Write the gradient as the sum over the layout's chunks in a fixed binary tree, over all ranks; return the
+        loss's terms (E).
+        """
         layout, flat = self.cycle.minibatches.layout, self.policy.flat
         sizes, length = layout.chunk_sizes(), len(flat.gradient)
 
@@ -610,14 +626,16 @@ class TorchBackend(OnPolicyBackend):
             yield from samples.split([len(samples.returns) // count] * count)
 
     def gather(self, blocks: Tensor) -> Any:
-        """Gather the samples of blocks (m), in this order."""
+        """Gather the samples of the blocks numbered `blocks` (m), in this order."""
         minibatches = self.cycle.minibatches
         return self.gather_with(
             minibatches.gather, minibatches.gather_pictures if self.policy.env.pixels else minibatches.gather, blocks
         )
 
     def gather_with(self, gather: Gather, gather_observation: Gather, blocks: Tensor) -> Batch:
-        """Gather blocks (m) of every buffer of the rollout."""
+        """Gather the samples of blocks (m) from every buffer of the rollout: observations by `gather_observation`, all
+        else by `gather`.
+        """
         rollout, experience = self.collector.rollout, self.experience
         return Batch(
             observation=gather_observation(rollout.observation[:-1], blocks),
@@ -635,5 +653,5 @@ Gather = Callable[[Tensor, Tensor], Tensor]
 
 
 def stacked(terms: dict[str, Tensor]) -> Tensor:
-    """Return the loss's terms as a vector, in the order of `TERMS`."""
+    """Stack the loss's terms into a vector, in the order of `TERMS`."""
     return torch.stack([terms[name] for name in TERMS])

@@ -13,8 +13,8 @@ class PQN(pqn.PQN):
     """PQN with the fastest backend that network, machine and `algo.kernels` allow."""
 
     def choose_backend(self) -> pqn.TorchBackend:
-        """Return the first supported of: fused kernels, manual backward pass (CPU), torch. Raises ConfigError where
-        `algo.kernels` = "fused" is not supported.
+        """Return the first supported backend of: fused kernels, manual backward pass (CPU), torch. Raises ConfigError
+        if `algo.kernels` = "fused" is not supported.
         """
         backend = fused.build(self)
         if backend is not None:

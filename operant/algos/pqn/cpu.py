@@ -22,7 +22,7 @@ log = logging.getLogger("operant.pqn")
 
 
 class ManualBackend(TorchBackend):
-    """Torch operations with a hand-written backward pass."""
+    """Backend of torch operations with a hand-written backward pass, for a CPU, on a pool of threads."""
 
     name = "manual_backward"
 
@@ -36,11 +36,11 @@ class ManualBackend(TorchBackend):
         self._forward = chunked.Forward(self.policy, layout.lane_sizes(), pool)
 
     def single_threaded(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Return `work` on this thread alone, apart from the pool."""
+        """Return `work`, run with torch on one thread; the backend's own thread pool is not affected."""
         return threads.alone()(work)
 
     def prepare(self) -> None:
-        """Pack the policy's current weights."""
+        """Pack the policy's current weights into the layout of the products."""
         self._forward.refresh()
 
     def values(self, observation: Tensor, legal: Tensor | None = None) -> Tensor:
@@ -49,18 +49,22 @@ class ManualBackend(TorchBackend):
         return values if legal is None else masked(values, legal)
 
     def gradient(self, batch: Batch) -> Tensor:
-        """Write the gradient of a minibatch's loss into the flat vector; return the loss's terms (E)."""
+        """Write the gradient of a minibatch's loss into the policy's flat gradient vector; return the loss's
+        terms (E).
+        """
         return self._gradient(batch)
 
 
 class Gradient(chunked.Gradient):
-    """Gradient of `q_loss` on minibatches of B samples, in chunks of given sizes, a power of two of them."""
+    """Gradient of `q_loss` on minibatches of B samples, computed in chunks of `sizes` samples, whose number is a power
+    of two.
+    """
 
     def __init__(self, policy: QPolicy, sizes: Sequence[int], pool: chunked.ThreadPool) -> None:
         super().__init__(policy, lambda weights, n: _Chunk(policy, weights, n), len(TERMS), sizes, pool)
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Write the gradient into the policy's gradient vector; return the loss's terms (E)."""
+        """Write the gradient into the policy's flat gradient vector; return the loss's terms (E)."""
         return super().__call__(batch) / len(batch.returns)
 
 
@@ -73,7 +77,7 @@ class _Chunk:
         self._term = dict(zip(TERMS, self._terms, strict=True))
 
     def add(self, samples: Batch, gradient: manual.Weights, totals: Tensor) -> None:
-        """Add to the gradient, and to the sums of the terms (E)."""
+        """Add the gradient of `samples` to `gradient`, and the sums of its loss terms to `totals` (E)."""
         network, action, term = self._network, samples.action.long(), self._term
         network.forward(samples.observation)
 

@@ -43,7 +43,7 @@ log = logging.getLogger("operant.pqn")
 
 
 class Stats(NamedTuple):
-    """Statistics of an iteration. Those before `gradient_norm` are terms of the loss, means over all samples."""
+    """Metrics of an iteration. Those before `gradient_norm` are terms of the loss, means over all samples."""
 
     q_loss: Tensor = metric("loss/q", "Q loss", order=80, advice=_NOT_FINITE)
     td_error: Tensor = metric(
@@ -136,14 +136,14 @@ TERMS = Stats._fields[: Stats._fields.index("gradient_norm")]
 
 
 class Batch(NamedTuple):
-    """Samples of a minibatch, feature-major."""
+    """Samples of a minibatch, feature-major: observations, actions, returns and legal actions."""
 
     observation: Tensor  # (O, B)
     action: Tensor  # (1, B) int32
     returns: Tensor  # (B), G
 
     def split(self, sizes: Sequence[int]) -> list[Batch]:
-        """Return parts of these sizes, as views."""
+        """Return parts with these numbers of samples, as views."""
         return [Batch(*parts) for parts in zip(*(field.split(list(sizes), dim=-1) for field in self), strict=True)]
 
 
@@ -224,14 +224,16 @@ class PQN:
         self.phases = (Phase("collect", self.collect), Phase("update", self.update))
 
     def choose_backend(self) -> TorchBackend:
-        """Return the backend. The class that users get, `operant.algos.pqn.PQN`, chooses the fastest supported."""
+        """Return the torch backend. The class that users get, `operant.algos.pqn.PQN`, chooses the fastest
+        supported.
+        """
         return TorchBackend(self)
 
     @classmethod
     def make_actor(
         cls, spec: Env, config: PQNConfig, net: NetConfig, device: torch.device, *, seed: int = 0
     ) -> QPolicy:
-        """Create the policy alone."""
+        """Create the Q network with its greedy policy alone, without buffers for training."""
         normalize, epsilon = config.normalize_observations, config.epsilon_start
         return QPolicy(
             spec, net, seed=seed, device=device, normalize=normalize, precision=config.precision, epsilon=epsilon
@@ -246,7 +248,7 @@ class PQN:
         return Estimate(samples, flops, moved, config.model_copy(update={"kernels": "torch", "epochs": 1}))
 
     def start(self) -> None:
-        """Start new episodes in all lanes. A resumed run copies into `state` instead."""
+        """Reset all lanes before the first iteration. A resumed run copies into `state` instead."""
         self.collector.start()
 
     @torch.no_grad()
@@ -260,7 +262,9 @@ class PQN:
         backend.bootstrap()
 
     def _update(self) -> None:
-        """Compute returns, run epochs of minibatches, then update the normalizer, which is constant until then."""
+        """Compute returns, run all epochs of minibatches, then update the observation normalizer, which is constant
+        until then.
+        """
         self.compute_returns()
         self.minibatches.shuffle()
         self.backend.update()
@@ -269,18 +273,20 @@ class PQN:
 
     @torch.no_grad()
     def compute_returns(self) -> None:
-        """Write the Q(lambda) return of every sample, of scaled rewards."""
+        """Write the Q(lambda) return of every sample, after scaling its reward."""
         torch.mul(self.rollout.reward, self.config.reward_scale, out=self.experience.reward)
         self.cycle.estimate_advantages()
 
     @torch.no_grad()
     def update_normalizer(self) -> None:
-        """Update the running mean and variance of observations by the iteration's."""
+        """Update the running mean and variance of observations by those of the iteration."""
         if self.policy.normalizer is not None:
             self.policy.normalizer.update(self.rollout.observation[:-1].transpose(0, 1), self.cycle.shards)
 
     def state(self, tier: Tier) -> dict[str, Tensor]:
-        """Return the tensors of a tier by name; copy into them to load. With those of "train" a resume is exact."""
+        """Return the tensors of a `tier` ("policy", "train" or "all") by name; copy into them to load. With those of
+        "train" a resume is exact.
+        """
         named = policy_state(self.policy)
         if tier == "policy":
             return named
@@ -293,7 +299,7 @@ class PQN:
 
 
 class TorchBackend(OnPolicyBackend):
-    """Torch operations and autograd."""
+    """Backend of torch operations and autograd: the specification for all others."""
 
     name = "torch"
 
@@ -311,7 +317,9 @@ class TorchBackend(OnPolicyBackend):
         return self.policy.values(observation, legal)
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Write epsilon-greedy actions of step t and max_a Q of its observations, of all lanes or a slice."""
+        """Write epsilon-greedy actions of step t and max_a Q of its observations, for all lanes or a slice of
+        `lanes`.
+        """
         collector, selected = self.collector, (..., lanes or slice(None))
         every_legal = collector.legal(t)
         legal = None if every_legal is None else every_legal[selected]
@@ -322,7 +330,7 @@ class TorchBackend(OnPolicyBackend):
 
     def bootstrap(self) -> None:
         """Write max_a Q of the observation after the last step, and of the true final observation of every truncated
-        episode, where all actions count as legal, since no environment judges them there.
+        episode. There all actions count as legal, since the environment gives no mask.
         """
         collector = self.collector
         self.experience.value[-1] = self.values(collector.rollout.observation[-1], collector.legal(-1)).amax(dim=0)
@@ -366,7 +374,7 @@ class TorchBackend(OnPolicyBackend):
             yield self.gather(blocks)
 
     def gather(self, blocks: Tensor) -> Batch:
-        """Gather the samples of blocks (m), in this order."""
+        """Gather the samples of the blocks numbered `blocks` (m), in this order."""
         minibatches, rollout = self.cycle.minibatches, self.collector.rollout
         gather_observation = minibatches.gather_pictures if self.policy.env.pixels else minibatches.gather
         observation = gather_observation(rollout.observation[:-1], blocks)
@@ -374,7 +382,9 @@ class TorchBackend(OnPolicyBackend):
         return Batch(observation, action, returns)
 
     def step(self, batch: Batch) -> Tensor:
-        """Take one optimizer step. Return the loss's terms and the gradient's norm before clipping, (E + 1)."""
+        """Take one optimizer step on a minibatch. Returns the loss's terms and the gradient's norm before clipping, (E
+        + 1).
+        """
         terms = self.gradient(batch)
         with torch.no_grad():
             gradient_norm = clip_gradient(self.policy.flat.gradient, self.config.max_gradient_norm)
@@ -382,7 +392,9 @@ class TorchBackend(OnPolicyBackend):
             return torch.cat([terms, gradient_norm[None]])
 
     def gradient(self, batch: Batch) -> Tensor:
-        """Write the gradient of a minibatch's loss into the flat vector; return the loss's terms (E)."""
+        """Write the gradient of a minibatch's loss into the policy's flat gradient vector; return the loss's
+        terms (E).
+        """
         loss, terms = q_loss(self.policy, batch)
         self.policy.flat.backward(loss)
         return torch.stack([terms[name] for name in TERMS])

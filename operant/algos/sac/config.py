@@ -12,7 +12,7 @@ from operant.settings import Real
 
 
 class SACConfig(DelayedActorConfig, ActorCriticConfig):
-    """`[algo]`, when its name is "sac"."""
+    """Section `[algo]` with name = "sac"."""
 
     temperature: Annotated[Real, Field(ge=0)] | Literal["auto"] = Field(
         "auto", description='weight of the entropy; "auto": learned, so that the entropy stays near target_entropy'
@@ -25,5 +25,5 @@ class SACConfig(DelayedActorConfig, ActorCriticConfig):
     )
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Return problems between values as (key, message)."""
+        """Return the problems between these values for `lanes` lanes, as (key, message)."""
         return super().problems(lanes) + self.support_problems()

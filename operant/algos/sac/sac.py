@@ -51,7 +51,7 @@ _DIVERGES: Final = (
 
 
 class Stats(NamedTuple):
-    """Statistics of an iteration. The first six are means over its updates."""
+    """Metrics of an iteration. The first six are means over its updates."""
 
     critic_loss: Tensor = metric("loss/critic", "critic loss", order=70, advice=_NOT_FINITE)
     actor_loss: Tensor = metric("loss/actor", "actor loss", order=80, advice=_NOT_FINITE)
@@ -125,13 +125,13 @@ class Stats(NamedTuple):
 
 
 def _entropy_threshold(minimum: float) -> dict[str, Any]:
-    """Threshold below which the entropy is too low to explore."""
+    """Attributes of the entropy's metric: it is bad below `minimum`, too low to explore."""
     advice = "the policy hardly explores: raise algo.target_entropy, or leave algo.temperature on auto"
     return {"thresholds": (Threshold("warn", below=minimum, records=0.75, unless="target", advice=advice),)}
 
 
 class SAC(OffPolicy):
-    """SAC for continuous actions; with Discrete actions an instance is a `DiscreteSAC`."""
+    """Soft actor-critic for continuous actions; with Discrete actions an instance is a `DiscreteSAC`."""
 
     Config, Stats = SACConfig, Stats
     TERMS = Stats._fields[: Stats._fields.index("temperature")]
@@ -141,7 +141,7 @@ class SAC(OffPolicy):
     actor: SquashedActor
 
     def __new__(cls, world: World, *_: Any, **__: Any) -> SAC:
-        """Return an instance of the variant for the world's actions."""
+        """Return an instance of `SAC`, or of `DiscreteSAC` if the world's actions are Discrete."""
         return super().__new__(DiscreteSAC if isinstance(world.spec.action, Discrete) else cls)
 
     def __init__(
@@ -155,7 +155,9 @@ class SAC(OffPolicy):
         eager: bool = False,
         exchange: Exchange = SOLO,
     ) -> None:
-        """Create networks, optimizers and the cycle. `world` holds this rank's lanes where an exchange joins ranks."""
+        """Create networks, optimizers and the cycle. With an exchange of several ranks `world` holds this rank's lanes;
+        `steps` is `run.steps`.
+        """
         spec, device = world.spec, world.device
         actor = self.make_actor(spec, config, net, device, seed=seed)
         noise = self.noise(actor)
@@ -209,7 +211,7 @@ class SAC(OffPolicy):
 
     @classmethod
     def make_actor(cls, spec: Env, config: SACConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> Any:
-        """Create the actor: a squashed Gaussian, or a categorical policy for Discrete actions."""
+        """Create the actor alone: a squashed Gaussian, or a categorical policy for Discrete actions."""
         kind = CategoricalActor if isinstance(spec.action, Discrete) else SquashedActor
         return kind(
             spec, net, seed=seed, device=device, normalize=config.normalize_observations, precision=config.precision
@@ -217,7 +219,9 @@ class SAC(OffPolicy):
 
     @staticmethod
     def noise(actor: Any) -> dict[str, Any]:
-        """Rows of uniform noise: 2 A per lane to act; 2 A per sample for the next and 2 A for the current action."""
+        """Numbers of rows of uniform noise, as arguments of `OffPolicy`: 2 A per lane to act; 2 A per sample for the
+        next and 2 A for the current action.
+        """
         rows = actor.noise_rows
         return {"acting_noise": rows, "update_noise": 2 * rows, "stored_action": torch.float32}
 
@@ -225,7 +229,7 @@ class SAC(OffPolicy):
 
     @torch.no_grad()
     def act(self, t: int) -> None:
-        """Sample the actions of tick t from the actor, or uniformly while `cycle.warming` is 1."""
+        """Sample the actions of tick t (vectorised step) from the actor, or uniformly while `cycle.warming` is 1."""
         cycle, actor = self.cycle, self.actor
         noise = cycle.collector.noise[t]  # (2 A, N)
         parameters = actor.forward(actor.features(cycle.rollout.observation[t]))
@@ -238,7 +242,8 @@ class SAC(OffPolicy):
     # LEARN
 
     def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch: step the critics and their targets, the actor if it is due, and the temperature.
+        """Learn from one batch, update `number` of the iteration after `ticks` stored ticks: step the critics and their
+        targets, the actor if it is due, and the temperature.
 
         The temperature's gradient uses log pi of the actor's current actions; if the actor is not due, of its actions
         at the next observations.
@@ -285,7 +290,8 @@ class SAC(OffPolicy):
     def critic_loss(
         self, batch: Batch, features: Tensor, temperature: Tensor, weight: Tensor | None
     ) -> tuple[CriticLoss, Tensor]:
-        """Return the critics' loss at the sampled actions, and log pi(a'|s') of the target's actions, (B).
+        """Return the critics' loss at the sampled actions, and log pi(a'|s') of the next actions, (B). `weight` (B) are
+        importance-sampling weights, None: 1.
 
         y = r + discount (min_c Q'_c(s', a') - alpha log pi(a'|s')), a' sampled from the actor at s'. With C51 y is the
         distribution of that on the support.
@@ -299,26 +305,28 @@ class SAC(OffPolicy):
         return self.head.loss(self.critic(features, batch.action), target, weight), next_log_prob
 
     def actor_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        """Return E[alpha log pi(a|s) - min_c Q_c(s, a)], a sampled from the actor at s, and E[log pi]."""
+        """Return the actor's loss E[alpha log pi(a|s) - min_c Q_c(s, a)], a sampled from the actor at s, and
+        E[log pi].
+        """
         noise = batch.noise[len(batch.noise) // 2 :]  # (2 A, B)
         action, log_prob = self.actor.sample_with_log_probability(features, noise)
         q = self.head.values(self.critic(features, action, constant=True)).amin(dim=0)  # (B)
         return (temperature * log_prob - q).mean(), log_prob.mean()
 
     def update_normalizers(self) -> None:
-        """Update the scale of rewards and the observation normalizer, which are constant during an iteration."""
+        """Update the reward scale and the observation normalizer, which are constant during an iteration."""
         if self.reward_scale.active:
             self.reward_scale.update(self.accrued_returns(), self.exchange)
         super().update_normalizers()
 
     def iteration_stats(self) -> tuple[Tensor, ...]:
-        """Return the temperature."""
+        """Return the entropy temperature, (1)."""
         return (self.log_temperature.exp(),)
 
     # STATE
 
     def start(self) -> None:
-        """Start new episodes in all lanes. A resumed run copies into `state` instead."""
+        """Reset all lanes before the first iteration. A resumed run copies into `state` instead."""
         self.accrued_returns.carried.zero_()
         super().start()
 
@@ -361,7 +369,7 @@ class SAC(OffPolicy):
         return Estimate(steps, flops, moved, config.trial())
 
     def fused_task(self) -> actor_critic.ActorCriticTask:
-        """Describe this algorithm to the fused kernels."""
+        """Describe this algorithm for the fused kernels of `operant.kernels.actor_critic`."""
         return actor_critic.ActorCriticTask(
             self.config,
             self.cycle,
@@ -387,12 +395,14 @@ class DiscreteSAC(SAC):
 
     @staticmethod
     def noise(actor: Any) -> dict[str, Any]:
-        """Rows of uniform noise: one per lane to act, none for an update."""
+        """Numbers of rows of uniform noise, as arguments of `OffPolicy`: one per lane to act, none for an update."""
         return {"acting_noise": actor.noise_rows}
 
     @torch.no_grad()
     def act(self, t: int) -> None:
-        """Sample the actions of tick t from the actor, or uniformly from the legal ones while `cycle.warming` is 1."""
+        """Sample the actions of tick t (vectorised step) from the actor, or uniformly from the legal ones while
+        `cycle.warming` is 1.
+        """
         cycle, collector, actor = self.cycle, self.cycle.collector, self.actor
         legal = collector.legal(t)
         logits = actor.logits(actor.features(cycle.rollout.observation[t]), None) * (1.0 - cycle.warming)
@@ -409,6 +419,7 @@ class DiscreteSAC(SAC):
         self, batch: Batch, features: Tensor, temperature: Tensor, weight: Tensor | None
     ) -> tuple[CriticLoss, Tensor]:
         """Return the critics' loss at the sampled actions, and minus the entropy at the next observations, (B).
+        `weight` (B) are importance-sampling weights, None: 1.
 
         y = r + discount sum_a' pi(a'|s') (min_c Q'_c(s', a') - alpha log pi(a'|s')).
         """
@@ -423,7 +434,9 @@ class DiscreteSAC(SAC):
         return critic_loss(error.square(), q, error.abs(), weight), (prob * log_prob).sum(dim=0)
 
     def actor_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        """Return E[sum_a pi(a|s) (alpha log pi(a|s) - min_c Q_c(s, a))], and minus the mean entropy."""
+        """Return the actor's loss E[sum_a pi(a|s) (alpha log pi(a|s) - min_c Q_c(s, a))], and minus the mean
+        entropy.
+        """
         prob, log_prob = self.policy(features, batch.legal)
         with torch.no_grad():
             q = self.critic(features).amin(dim=0)  # (A, B)

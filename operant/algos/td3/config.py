@@ -10,7 +10,7 @@ from operant.settings import Count, Real
 
 
 class TD3Config(DelayedActorConfig, ActorCriticConfig):
-    """`[algo]`, when its name is "td3"."""
+    """Section `[algo]` with name = "td3"."""
 
     actor_delay: Count = Field(
         2, ge=1, le=1024, description="the actor and all targets learn in every n-th update of the critics"
@@ -32,5 +32,5 @@ class TD3Config(DelayedActorConfig, ActorCriticConfig):
     )
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Return problems between values as (key, message)."""
+        """Return the problems between these values for `lanes` lanes, as (key, message)."""
         return super().problems(lanes) + self.support_problems()

@@ -54,7 +54,7 @@ _SATURATED: Final = (
 
 
 class Stats(NamedTuple):
-    """Statistics of an iteration. The first four are means over its updates, the next two over the actor's updates."""
+    """Metrics of an iteration. The first four are means over its updates, the next two over the actor's updates."""
 
     critic_loss: Tensor = metric("loss/critic", "critic loss", order=70, advice=_NOT_FINITE)
     q_mean: Tensor = metric(
@@ -118,7 +118,7 @@ class Stats(NamedTuple):
 
 
 class TD3(OffPolicy):
-    """TD3 for continuous actions."""
+    """Twin delayed deterministic policy gradient for continuous actions."""
 
     Config, Stats = TD3Config, Stats
     TERMS = Stats._fields[: Stats._fields.index("replay_fill")]
@@ -138,7 +138,9 @@ class TD3(OffPolicy):
         eager: bool = False,
         exchange: Exchange = SOLO,
     ) -> None:
-        """Create networks, optimizers and the cycle. `world` holds this rank's lanes where an exchange joins ranks."""
+        """Create networks, optimizers and the cycle. With an exchange of several ranks `world` holds this rank's lanes;
+        `steps` is `run.steps`.
+        """
         spec, device, A, N = world.spec, world.device, world.spec.action_size, world.count
         actor = self.make_actor(spec, config, net, device, seed=seed)
         # Uniform noise: 2 A rows per lane to act, and per sample for target smoothing.
@@ -196,7 +198,7 @@ class TD3(OffPolicy):
     def make_actor(
         cls, spec: Env, config: TD3Config, net: NetConfig, device: torch.device, *, seed: int = 0
     ) -> SquashedActor:
-        """Create the actor; its sampled actions have noise of standard deviation `exploration_noise`."""
+        """Create the actor alone; its sampled actions have noise of standard deviation `exploration_noise`."""
         return SquashedActor(
             spec,
             net,
@@ -211,7 +213,9 @@ class TD3(OffPolicy):
 
     @torch.no_grad()
     def act(self, t: int) -> None:
-        """Write the actor's actions of tick t with each lane's noise, or uniform ones while `cycle.warming` is 1."""
+        """Write the actor's actions for tick t (vectorised step) with each lane's noise, or uniform ones while
+        `cycle.warming` is 1.
+        """
         cycle, actor = self.cycle, self.actor
         noise = cycle.collector.noise[t]  # (2 A, N)
         mean = actor.distribution.mode(actor.forward(actor.features(cycle.rollout.observation[t])))
@@ -224,7 +228,9 @@ class TD3(OffPolicy):
     # LEARN
 
     def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch: step the critics; if the actor is due, step it and move all targets."""
+        """Learn from one batch, update `number` of the iteration after `ticks` stored ticks: step the critics; if the
+        actor is due, step it and move all targets.
+        """
         config, skip = self.config, self.cycle.skip
         batch, weight = self.cycle.sampler.sample(ticks, number)
         features = self.actor.features(batch.observation)  # (K, B)
@@ -262,9 +268,8 @@ class TD3(OffPolicy):
 
     @torch.no_grad()
     def critic_target(self, batch: Batch) -> Tensor:
-        """Return y = r + discount min_c Q'_c(s', a'), a' = clip(mu'(s') + clipped noise, -1, 1), (1, B).
-
-        With C51 it is the distribution of that on the support, (K, B).
+        """Return y = r + discount min_c Q'_c(s', a'), a' = clip(mu'(s') + clipped noise, -1, 1), (1, B); with C51 its
+        distribution on the support, (K, B).
         """
         config = self.config
         features = self.actor.features(batch.next_observation)
@@ -274,7 +279,7 @@ class TD3(OffPolicy):
         return self.head.td_target(self.target(features, action), reward, batch.discount)
 
     def update_normalizers(self) -> None:
-        """Update the scale of rewards and the observation normalizer, which are constant during an iteration."""
+        """Update the reward scale and the observation normalizer, which are constant during an iteration."""
         if self.reward_scale.active:
             self.reward_scale.update(self.accrued_returns(), self.exchange)
         super().update_normalizers()
@@ -282,7 +287,7 @@ class TD3(OffPolicy):
     # STATE
 
     def start(self) -> None:
-        """Start new episodes in all lanes. A resumed run copies into `state` instead."""
+        """Reset all lanes before the first iteration. A resumed run copies into `state` instead."""
         self.accrued_returns.carried.zero_()
         super().start()
 
@@ -317,7 +322,7 @@ class TD3(OffPolicy):
         return Estimate(steps, 2.0 * (steps * actor + samples * learning), moved, config.trial())
 
     def fused_task(self) -> actor_critic.ActorCriticTask:
-        """Describe this algorithm to the fused kernels."""
+        """Describe this algorithm for the fused kernels of `operant.kernels.actor_critic`."""
         config = self.config
         return actor_critic.ActorCriticTask(
             config,

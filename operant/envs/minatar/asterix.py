@@ -71,7 +71,7 @@ def spawn(rows, key):
 
 @device_call
 def touch(rows, x, y):
-    """Contact of the player with the object in its row: (reward, whether the game is over)."""
+    """Collect or meet the object in the player's cell: (reward, whether the game is over)."""
     item = whole(rows[y - 1])
     if item == EMPTY or item & COLUMN != x:
         return float32(0.0), False
@@ -83,7 +83,7 @@ def touch(rows, x, y):
 
 @device_call
 def move(rows):
-    """Move all objects by one cell."""
+    """Move all enemies and gold by one cell, off the board at the sides."""
     for k in range(ROWS):
         item = whole(rows[k])
         if item != EMPTY:

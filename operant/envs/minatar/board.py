@@ -21,13 +21,13 @@ def whole(number):
 
 @device
 def sticky_action(last, action, p, key):
-    """Executed action: the given one, or with probability `sticky` the last one."""
+    """Action to execute: the given one, or with probability `sticky` the last one."""
     return last if uniform(key, 0) < p.sticky else int32(action)
 
 
 @device
 def bit(column, present):
-    """Mask of a cell; 0 if it is absent or off the board."""
+    """Bit mask of a column within a row; 0 if the object is absent or off the board."""
     return int32(1 << int32(column)) if present and column >= 0 and column < SIDE else int32(0)
 
 
@@ -43,7 +43,7 @@ def game(
     actions: tuple[str, ...],
     time_limit: int | None = 10_000,
 ) -> Env:
-    """Declare a game.
+    """Declare a MinAtar game.
 
     `masks(s, cells, row)` returns the row's mask of each channel. Observation shards are rows. In pictures, later
     channels cover earlier ones.

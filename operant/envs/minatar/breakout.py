@@ -97,7 +97,7 @@ def step(s, bricks, workspace, action, p, key, tally):
 
 @device_call
 def masks(s, bricks, row):
-    """Masks of a row by channel: paddle, ball, trail, bricks."""
+    """10-bit masks of a row by channel: paddle, ball, trail, bricks."""
     paddle, ball, trail = (
         bit(whole(s[PADDLE]), row == LAST),
         bit(whole(s[X]), row == whole(s[Y])),

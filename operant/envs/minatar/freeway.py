@@ -87,7 +87,7 @@ def step(s, cars, workspace, action, p, key, tally):
 
 @device_call
 def masks(s, cars, row):
-    """Masks of a row by channel: chicken, car, and one trail per speed."""
+    """10-bit masks of a row by channel: chicken, car, and one trail per speed."""
     chicken, k, on_road = bit(COLUMN, row == whole(s[ROW])), min(max(row - 1, 0), CARS - 1), row >= 1 and row <= CARS
     x, velocity = whole(cars[X + k]), whole(cars[VELOCITY + k])
     behind, speed = x - 1 if velocity > 0 else x + 1, abs(velocity)

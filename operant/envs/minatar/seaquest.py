@@ -92,7 +92,7 @@ def reset(s, items, workspace, p, key):
 
 @device_call
 def append(s, items, count, first, end, item):
-    """Append an item to the list in items[first:end] with length s[count]."""
+    """Append an item to the list in items[first:end], whose length is s[count]."""
     slot = first + whole(s[count])
     if slot < end:
         items[slot] = item
@@ -101,7 +101,9 @@ def append(s, items, count, first, end, item):
 
 @device_call
 def remove(s, items, count, first, k):
-    """Remove item k of a list, keeping the order of the others."""
+    """Remove item k of the list that begins at items[first], whose length is s[count], keeping the order of
+    the others.
+    """
     s[count] -= float32(1.0)
     for slot in range(first + k, first + whole(s[count])):
         items[slot] = items[slot + 1]
@@ -109,7 +111,7 @@ def remove(s, items, count, first, k):
 
 @device_call
 def moved(item):
-    """Item after a move of one cell, or -1 if it left the board."""
+    """Item after it moves one cell, or -1 if it left the board."""
     column = item & 15
     if item & RIGHTWARD != 0:
         return int32(-1 if column == LAST else item + 1)
@@ -118,7 +120,7 @@ def moved(item):
 
 @device_call
 def entrance(row, right):
-    """New item at a side of a row; it moves right if it enters from the left."""
+    """Item that enters a row from the left and moves right (`right` 1), or from the right and moves left."""
     return int32(16 * row + (RIGHTWARD if right else LAST))
 
 
@@ -153,7 +155,7 @@ def act(s, items, action):
 
 @device_call
 def find(items, first, count, cell, kind):
-    """Index of the oldest item of a list in a cell, or -1. Kind: 0 for fish, shots and divers, or SUBMARINE."""
+    """Index of the oldest item of a list in a cell, or -1. `kind` is 0 for fish, shots and divers, or SUBMARINE."""
     for k in range(count):
         item = whole(items[first + k])
         if item & CELL == cell and item & SUBMARINE == kind:
@@ -183,7 +185,7 @@ def move_shots(s, items):
 
 @device_call
 def move_divers(s, items, player):
-    """Take divers on board or move them, newest first."""
+    """Take divers in the player's cell on board and move the others, newest first."""
     for k in range(whole(s[DIVER_COUNT]) - 1, -1, -1):
         diver = whole(items[DIVERS + k])
         has_space = s[ON_BOARD] < float32(CREW)
@@ -204,7 +206,9 @@ def move_divers(s, items, player):
 
 @device_call
 def move_enemies(s, items, player, kind):
-    """Move fish (kind 0) or submarines, newest first: (number hit by shots, whether one hits the player)."""
+    """Move fish (`kind` 0) or submarines (SUBMARINE), newest first. Returns (number hit by shots, whether one hits the
+    player).
+    """
     hits, over = float32(0.0), False
     for k in range(whole(s[ENEMY_COUNT]) - 1, -1, -1):
         enemy = whole(items[ENEMIES + k])
@@ -255,7 +259,7 @@ def move_their_shots(s, items, player):
 
 @device_call
 def surface(s, p):
-    """Surface with at least one diver; returns the reward."""
+    """Surface with at least one diver: refill the oxygen, unload divers, and return the reward."""
     reward = float32(0.0)
     if s[ON_BOARD] == float32(CREW):
         reward, s[ON_BOARD] = float32(whole(s[OXYGEN]) * 10 // AIR), float32(0.0)
@@ -321,7 +325,7 @@ def step(s, items, workspace, action, p, key, tally):
 
 @device_call
 def row_of(items, first, count, row, behind, flag, value):
-    """Mask of a row with the items of a list, or their trails (`behind`), where `item & flag == value`."""
+    """10-bit mask of a row with the items of a list where `item & flag == value`, or with their trails (`behind` 1)."""
     mask = int32(0)
     for k in range(count):
         item = whole(items[first + k])
@@ -333,7 +337,7 @@ def row_of(items, first, count, row, behind, flag, value):
 
 @device_call
 def masks(s, items, row):
-    """Masks of a row by channel."""
+    """10-bit masks of a row by channel."""
     enemies, x, mine = whole(s[ENEMY_COUNT]), whole(s[X]), row == whole(s[Y])
     divers = whole(s[DIVER_COUNT])
     trails = row_of(items, ENEMIES, enemies, row, True, 0, 0) | row_of(items, DIVERS, divers, row, True, 0, 0)

@@ -75,7 +75,7 @@ def count_aliens(rows):
 
 @device_call
 def fly(rows):
-    """Move all shots by one cell."""
+    """Move all shots by one cell, the cannon's up and the aliens' down."""
     for k in range(LAST):
         rows[UP + k] = rows[UP + k + 1]
         rows[DOWN + LAST - k] = rows[DOWN + LAST - k - 1]
@@ -121,7 +121,7 @@ def shoot_back(rows, x):
 
 @device_call
 def kills(rows):
-    """Remove aliens and shots that share a cell; returns their number."""
+    """Remove aliens and shots of the cannon that share a cell; returns their number."""
     killed = int32(0)
     for row in range(SIDE):
         aliens, shots = whole(rows[ALIENS + row]), whole(rows[UP + row])
@@ -166,7 +166,9 @@ def step(s, rows, workspace, action, p, key, tally):
 
 @device_call
 def masks(s, rows, row):
-    """Masks of a row by channel: cannon, alien, alien moving left, alien moving right, cannon's shot, alien's shot."""
+    """10-bit masks of a row by channel: cannon, alien, alien moving left, alien moving right, cannon's shot, alien's
+    shot.
+    """
     aliens, none, leftward = whole(rows[ALIENS + row]), int32(0), s[DIRECTION] < float32(0.0)
     cannon = bit(whole(s[X]), row == LAST)
     return (

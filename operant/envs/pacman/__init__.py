@@ -117,7 +117,7 @@ class Params(NamedTuple):
 
 @device_call
 def _with_mood(word, old, new):
-    """Replace a ghost's mood `old` by `new`; other moods are unchanged."""
+    """Replace a ghost's mood `old` by `new` in its word; other moods are unchanged."""
     return word + (int32(new - old) << int32(12)) if mood_of(word) == old else word
 
 
@@ -130,7 +130,9 @@ def _adjacent(one, other):
 
 @device_call
 def _choose_direction(open_directions, position, frightened, column, row, ghost, key):
-    """Direction of a ghost among the open ones (bit mask): towards (column, row), or random if frightened."""
+    """Choose the direction of a ghost among the open ones (bit mask): towards (column, row), or at random if
+    frightened.
+    """
     skip = int32(0)
     if frightened:
         count = (
@@ -158,9 +160,8 @@ def _choose_direction(open_directions, position, frightened, column, row, ghost,
 
 @device_call
 def _move_ghost(word, ghost, home, column, row, pacman, clock, reverses, rests, key):
-    """Move a ghost towards (column, row), or home if it is eyes.
-
-    Returns its word, and as 0 or 1 whether it was eaten and whether it caught Pacman.
+    """Move a ghost towards (column, row), or towards `home` if it is only eyes. Returns its word, and as 0 or 1 whether
+    it was eaten and whether it caught Pacman.
     """
     position, heading, mood, wait = position_of(word), heading_of(word), mood_of(word), word >> int32(16)
     if clock > wait and not (rests and mood == FRIGHTENED):
@@ -235,7 +236,7 @@ def reset(s, cells, workspace, p, key):
 
 @device_call
 def step(s, cells, workspace, action, p, key, tally):
-    """Advance the game by one step: see the module docstring."""
+    """Advance the game by one step, see the module docstring; returns the reward and whether the game is over."""
     pacman, clock, fright, remaining = cells[PACMAN], cells[CLOCK] + int32(1), cells[FRIGHT], cells[REMAINING]
     blinky, pinky, inky, clyde = cells[GHOSTS], cells[GHOSTS + 1], cells[GHOSTS + 2], cells[GHOSTS + 3]
     chasing, reverses = _mode(clock, p)
@@ -296,7 +297,7 @@ def step(s, cells, workspace, action, p, key, tally):
 
 @device
 def _observe_actor(obs, at, word):
-    """Write six bytes: column, row, heading (one-hot)."""
+    """Write six bytes of an actor from `at` on: column, row, heading (one-hot)."""
     heading = heading_of(word)
     obs[at] = word & int32(31)
     obs[at + 1] = position_of(word) >> int32(5)
@@ -306,7 +307,7 @@ def _observe_actor(obs, at, word):
 
 @device
 def _observe_pacman(obs, pacman, fright, p):
-    """Write eleven bytes: actor, open directions, remaining frightened time."""
+    """Write eleven bytes: Pacman as an actor, open directions, remaining frightened time."""
     open_directions = entry_of(position_of(pacman))
     _observe_actor(obs, 0, pacman)
     for direction in range(4):
@@ -316,7 +317,7 @@ def _observe_pacman(obs, pacman, fright, p):
 
 @device
 def _observe_ghost(obs, at, word):
-    """Write nine bytes: actor, mood (one-hot)."""
+    """Write nine bytes of a ghost from `at` on: the actor, its mood (one-hot)."""
     _observe_actor(obs, at, word)
     mood = mood_of(word)
     for k in range(3):
@@ -325,14 +326,14 @@ def _observe_ghost(obs, at, word):
 
 @device
 def _observe_bits(obs, at, word, count):
-    """Write the lowest `count` bits of a word, one byte each."""
+    """Write the lowest `count` bits of a word, one byte each, 0 or 255, from `at` on."""
     for k in range(count):
         obs[at + k] = int32(255) * ((word >> int32(k)) & int32(1))
 
 
 @device_call
 def observe(s, cells, obs, p, shard):
-    """Shards: one per word of the lane: up to 32 pickups, Pacman, or a ghost."""
+    """Write the bytes of one shard, one per word of the lane: up to 32 pickups, Pacman, or a ghost."""
     # Load before the first store: cells and obs might alias.
     word, fright = cells[shard], cells[FRIGHT]
     if shard < WORDS - 1:

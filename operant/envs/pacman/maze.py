@@ -59,7 +59,7 @@ POWER = 1 << 12
 
 
 def _table() -> np.ndarray:
-    """Table of positions, int16 (HEIGHT * STRIDE,).
+    """Make the table of positions, int16 (HEIGHT * STRIDE,).
 
     Bits 0 to 3: open directions up, right, down, left. Bits 4 to 11: 1 + index of the pickup, or 0. Bit 12: the pickup
     is a pill. The entry of a wall is 0.
@@ -106,19 +106,19 @@ def mood_of(word):
 
 @device
 def across_of(heading):
-    """Change of column of a step: 1, -1 or 0."""
+    """Change of column in a step with this heading: 1, -1 or 0."""
     return (int32(2) - heading) * (heading & int32(1))
 
 
 @device
 def below_of(heading):
-    """Change of row of a step: 1, -1 or 0."""
+    """Change of row in a step with this heading: 1, -1 or 0."""
     return (heading - int32(1)) * (int32(1) - (heading & int32(1)))
 
 
 @device_call
 def entry_of(position):
-    """Table entry of a position.
+    """Entry of a position in the table of `_table`.
 
     A call, not inlined: each inlined copy would duplicate the table in the GPU's small constant memory.
     """

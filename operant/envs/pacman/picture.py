@@ -43,7 +43,7 @@ def _is_wall(column, row):
 
 @device_call
 def _shade_maze(cells, column, row):
-    """Colour of a point of the maze, in cells: wall, dot, pill or floor."""
+    """Colour of a point of the maze, given in cells: wall, dot, pill or floor."""
     # Walls are drawn narrower than their cells, so that corridors look as wide as the actors.
     gap = float32(0.24)
     if _is_wall(column, row):
@@ -66,7 +66,7 @@ def _shade_maze(cells, column, row):
 
 @device_call
 def _shade_ghost(word, column, row, colour):
-    """Whether a point of the maze, in cells, shows the ghost, and the colour there."""
+    """Whether a point of the maze, given in cells, shows the ghost, and the colour there."""
     heading, mood = heading_of(word), mood_of(word)
     across, below = (
         column - float32(word & int32(31)) - float32(0.5),
@@ -94,7 +94,9 @@ def _shade_ghost(word, column, row, colour):
 
 @device_call
 def pixel_shader(s, cells, p, x, y):
-    """Colour at (x, y): the maze centred in a square of 32 cells. Frightened ghosts are blue, eaten ones only eyes."""
+    """Colour at (x, y) of the maze, centred in a square of 32 cells. Frightened ghosts are blue, eaten ones
+    only eyes.
+    """
     column, row = float32(32.0) * x - float32((32 - WIDTH) / 2), float32(32.0) * y - float32((32 - HEIGHT) / 2)
     if column < float32(0.0) or column >= float32(WIDTH) or row < float32(0.0) or row >= float32(HEIGHT):
         return GROUND

@@ -119,7 +119,7 @@ class Params(NamedTuple):
 
 @device
 def _move_along(cells, x, y, vx):
-    """Horizontal position and speed after a frame."""
+    """Move the player horizontally for a frame: position and speed after it."""
     x += vx
     low, high = floor_of(y), floor_of(y + HEIGHT - EDGE)
     if vx != float32(0.0):
@@ -133,7 +133,9 @@ def _move_along(cells, x, y, vx):
 
 @device
 def _move_up_or_down(y, vy, one, other):
-    """Height, vertical speed, and whether the player stands after a frame. `one`, `other`: words of its columns."""
+    """Move the player vertically for a frame: height, vertical speed, and whether it then stands. `one`, `other`: words
+    of its columns.
+    """
     before, stands = y, False
     y += vy
     if vy > float32(0.0):
@@ -232,7 +234,7 @@ def _seen(word, row):
 
 @device
 def _lands_on(word, row):
-    """Row where a fall from `row` in a column ends; `row` itself if it is blocked."""
+    """Row in which a fall from `row` in a column ends; `row` itself if it is blocked."""
     floor = int32(ground_of(word) - (0 if has_spikes(word) else 1))
     over = over_of(word)
     return min(row, max(floor, over if over > 0 and over <= row else int32(-1)))
@@ -240,7 +242,7 @@ def _lands_on(word, row):
 
 @device
 def _observe_column(obs, k, word, row):
-    """Write observed column k, relative to `row`."""
+    """Write the tiles and the coin of observed column k, relative to `row`."""
     obs[k * SEEN_ROWS] = _seen(word, _lands_on(word, int32(row - BELOW)))
     for j in range(1, SEEN_ROWS):
         obs[k * SEEN_ROWS + j] = _seen(word, int32(row + j - BELOW))
@@ -251,7 +253,7 @@ def _observe_column(obs, k, word, row):
 
 @device
 def _observe_rest(s, obs, width, p):
-    """Write the observation values after the columns and coins."""
+    """Write the observation values after the columns and coins: velocity, distances, time."""
     x, y, vx, vy, stands, best, clock = s[X], s[Y], s[VX], s[VY], s[STANDS], s[BEST], s[CLOCK]
     column, row = floor_of(x), floor_of(y)
     obs[SEEN_REST], obs[SEEN_REST + 1] = x - float32(column), y - float32(row)
@@ -263,7 +265,7 @@ def _observe_rest(s, obs, width, p):
 
 @device_call
 def observe(s, cells, obs, p, shard):
-    """Shards: one per observed column; the last one writes the rest."""
+    """Write the rows of one shard: one observed column, or for the last shard the rest."""
     if shard < SEEN_COLUMNS:
         _observe_column(obs, shard, word_at(cells, int32(floor_of(s[X]) + shard - BEHIND)), floor_of(s[Y]))
     else:
@@ -271,7 +273,7 @@ def observe(s, cells, obs, p, shard):
 
 
 def platformer(rows: int = 12, columns: int = 64) -> Env:
-    """Game in a world 10 to 15 tiles high and 24 to 1,024 tiles long. Raises ValueError for others.
+    """Make the game in a world 10 to 15 tiles high and 24 to 1,024 tiles long. Raises ValueError for others.
 
     A user's file that ends in `ENV = platformer(columns=128)` is an environment; increase `Params.steps` with the
     length.

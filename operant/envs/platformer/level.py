@@ -14,13 +14,13 @@ LONGEST, SHORTEST = 11, 6  # maximum length of an obstacle and the ground after 
 
 @device
 def _pick(word, n):
-    """Integer in [0, n) from a random 32-bit word."""
+    """Integer in [0, n) from a random 32-bit word, as (word * n) >> 32."""
     return int32((uint64(word) * uint64(n)) >> uint64(32))
 
 
 @device
 def _fill(cells, column, count, word):
-    """Write `count` columns; returns the next column."""
+    """Write `word` to `count` columns from `column` on; returns the next column."""
     for k in range(count):
         cells[column + k] = word
     return int32(column + count)
@@ -28,7 +28,9 @@ def _fill(cells, column, count, word):
 
 @device_call
 def _obstacle(cells, column, ground, highest, hardness, kind, words):
-    """Write an obstacle of hardness 0 to 2; returns the column and the height of the ground after it."""
+    """Write an obstacle of a kind and a hardness of 0 to 2; returns the column and the height of the ground
+    after it.
+    """
     size, extent = words[1], words[2]
     coin = int32(1) if (words[0] & 3) != 0 else int32(0)
     if kind == 0:  # a step up or down
@@ -73,7 +75,7 @@ def _obstacle(cells, column, ground, highest, hardness, kind, words):
 
 @device_call
 def generate(cells, highest, key):
-    """Write a level; returns the height of the ground at its start."""
+    """Write a random level to `cells`; returns the height of the ground at its start."""
     columns = int32(cells.shape[0])
     end, first = int32(columns - FINISH), int32(1 + _pick(rng.block(key, 0)[0], highest))
     ground = first

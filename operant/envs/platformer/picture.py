@@ -34,7 +34,9 @@ WHITE = (float32(0.95), float32(0.95), float32(0.95))
 
 @device
 def _bar_colour(s, p, across, down, side):
-    """Colour of the bar: two squares whose brightness shows vx and vy (grey at rest), and the remaining time."""
+    """Colour of a point of the bar: two squares whose brightness shows vx and vy (grey at rest), and the remaining
+    time.
+    """
     if across < float32(1.8):
         speed = s[VX] / p.speed if across < float32(0.8) else s[VY] / p.jump
         light = float32(0.5) + float32(0.5) * unit(speed)
@@ -67,7 +69,7 @@ def _tile_colour(word, row, across, above):
 
 
 def shader(rows: int, columns: int) -> Any:
-    """`pixel_shader` for a world of rows x columns tiles."""
+    """Make `pixel_shader` for a world of rows x columns tiles."""
 
     @device_call
     def pixel_shader(s, cells, p, x, y):

@@ -18,7 +18,9 @@ START, FINISH, FLAG = 5, 6, 3  # columns of flat ground at the start and the end
 
 @device
 def column_word(ground, over, solid, spikes, coin):
-    """Pack a column: heights below 16 (0: none); solid and spikes 0 or 1."""
+    """Pack a column into one word: heights of ground, object above and coin below 16 (0: none); solid and spikes 0 or
+    1.
+    """
     return int32(ground | (over << 4) | (solid << 8) | (spikes << 9) | (coin << 10))
 
 
@@ -49,7 +51,7 @@ def coin_of(word):
 
 @device
 def floor_of(height):
-    """Floor of a coordinate >= -16: its row or column."""
+    """Round a coordinate >= -16 down to its row or column."""
     return int32(int32(height + float32(16.0)) - int32(16))
 
 
@@ -71,5 +73,5 @@ def is_plank(word, row):
 
 @device
 def unit(number):
-    """Clamp to [-1, 1]."""
+    """Clamp a number to [-1, 1]."""
     return min(max(number, float32(-1.0)), float32(1.0))

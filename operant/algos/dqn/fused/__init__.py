@@ -26,9 +26,8 @@ log = logging.getLogger("operant.dqn")
 
 
 def build(dqn: DQN) -> FusedDQN | None:
-    """Return the fused kernels of a run, or None where torch does the work.
-
-    Raises ConfigError where `algo.kernels` is "fused" and they are not supported.
+    """Return the fused kernels of a run, or None if torch does the work. Raises ConfigError if `algo.kernels` is
+    "fused" and they are not supported.
     """
     kernels, policy, on_gpu = dqn.config.kernels, dqn.policy, dqn.policy.device.type == "cuda"
     if kernels == "torch" or (kernels == "auto" and not on_gpu):
@@ -49,7 +48,9 @@ def build(dqn: DQN) -> FusedDQN | None:
 
 
 def unsupported_reason(dqn: DQN) -> str | None:
-    """Return why the fused kernels cannot run this configuration, as a clause for a message, or None if they can."""
+    """Return the reason why the fused kernels cannot run this configuration, as a clause for a message, or None if they
+    can.
+    """
     config, policy, world = dqn.config, dqn.policy, dqn.cycle.world
     reason = kernel_spec.unsupported_reason(policy, (config.horizon + 1) * world.count)
     if reason is not None:

@@ -25,7 +25,9 @@ class DQNSpec:
 
 
 class RingBuffers(NamedTuple):
-    """The replay: see `operant.data.replay.Ring`."""
+    """Ring buffer of the replay, as `operant.data.replay.Ring`: fields of C ticks, final observations, counters and
+    sizes.
+    """
 
     observation: Any  # (C, N, P)
     final: Any  # (F, N, P); unused where no episode is truncated
@@ -45,7 +47,7 @@ class RingBuffers(NamedTuple):
 
 
 class TickBuffers(NamedTuple):
-    """T ticks as a world writes them."""
+    """Rollout of T ticks (vectorised steps) as a world writes them."""
 
     observation: Any  # (T + 1, O, N)
     final_observation: Any  # (T, O, N); unused where no episode is truncated
@@ -57,7 +59,7 @@ class TickBuffers(NamedTuple):
 
 
 class SampleBuffers(NamedTuple):
-    """Batches of an iteration."""
+    """Indices of all batches of an iteration, and gathered observations of one."""
 
     index: Any  # (U, B) int32: row of the ring x N + lane
     gamma: Any
@@ -67,7 +69,7 @@ class SampleBuffers(NamedTuple):
 
 
 class OptimizerBuffers(NamedTuple):
-    """State and constants of the optimizer step."""
+    """State and constants of the optimizer step, and the sums of the statistics."""
 
     squares: Any  # (programs), sums of squares of the gradient
     totals: Any  # sums of the statistics over updates, indexed by DQNSpec.stat

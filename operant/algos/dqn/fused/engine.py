@@ -51,7 +51,9 @@ CHOOSE_BLOCK, MOVE_BLOCK = 256, 1024
 
 
 class FusedDQN(Launcher):
-    """Fused kernels of one DQN. Implements `operant.algos.base.Engine`."""
+    """Fused Triton kernels of one DQN, which launch its acting, storing and updates. Implements
+    `operant.algos.base.Engine`.
+    """
 
     def __init__(self, spec: Spec, dqn: DQN) -> None:
         config, cycle, policy = dqn.config, dqn.cycle, dqn.policy
@@ -160,14 +162,16 @@ class FusedDQN(Launcher):
         self._stores = -(-self._lanes // STORE_LANES) * -(-spec.observation // width)
 
     def fits(self) -> bool:
-        """Whether the GPU has the shared memory that programs ask for. Compiles them, and launches nothing."""
+        """Whether the GPU has the shared memory that the kernels' programs ask for. Compiles them, and launches
+        nothing.
+        """
         device, first = self.dqn.policy.device, next(t for t in range(self._last + 1) if self._due(t))
         return self._fits_shared(device, lambda: self.act(first), lambda: self.update(first + 1, 0))
 
     # AN ITERATION
 
     def prepare(self) -> None:
-        """Choose the samples of all updates, and store the observation before the first tick."""
+        """Choose the samples of all updates of the iteration, and store the observation before the first tick."""
         self._features.refresh()
         replay = self.dqn.cycle.replay
         self.launch(
@@ -185,7 +189,9 @@ class FusedDQN(Launcher):
         self._store(-1, 2)
 
     def act(self, t: int) -> None:
-        """Choose the actions of tick t, and compute the gradient of the first update that is due after it."""
+        """Choose the actions of tick t (vectorised step), and compute the gradient of the first update that is due
+        after it.
+        """
         due = self._due(t)
         if not due:
             self._act_and_learn(t, 0, learn=False, act=True)
@@ -198,7 +204,9 @@ class FusedDQN(Launcher):
             self._act_and_learn(t, due[0], learn=False, act=True)
 
     def store(self, t: int) -> None:
-        """Store tick t, unless its last update does. Storing in host memory is slow, so it overlaps with learning."""
+        """Store tick t in the replay, unless its last update does. Storing in host memory is slow, so it overlaps with
+        learning.
+        """
         if self._stores_apart:
             assert self._gathered is not None
             if self._due(t):
@@ -227,12 +235,12 @@ class FusedDQN(Launcher):
             self._reduce_and_step(2, ticks - 1, number, 0)
 
     def complete_update(self, ticks: int) -> int:
-        """Return 0: acting computes a gradient, but takes no step."""
+        """Return 0: `act` computes a gradient, but takes no step."""
         return 0
 
     def _stored_parts(self, t: int) -> int:
-        """STORES of `store_tick` for tick t: the observation after an iteration's last tick is stored by the next
-        iteration's `prepare`.
+        """Constant STORES of `store_tick` for tick t: the observation after an iteration's last tick is stored by the
+        next iteration's `prepare`.
         """
         return 1 if t == self._last else 0
 

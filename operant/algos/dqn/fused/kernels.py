@@ -25,7 +25,7 @@ from operant.kernels.single_tile import forward_rows, store_gradient
 
 @triton.jit
 def choose(index_ptr, stored_ptr, ring, samples, shards, n_step, BLOCK_SIZE: tl.constexpr):
-    """Choose the samples of all updates of an iteration, as `operant.data.transitions.draw_body`. Grid: (cdiv(B,
+    """Choose the samples of all U updates of an iteration, as `operant.data.transitions.draw_body`. Grid: (cdiv(B,
     BLOCK_SIZE), U).
 
     | parameter  | shape  | meaning                                                        |
@@ -55,8 +55,8 @@ def choose(index_ptr, stored_ptr, ring, samples, shards, n_step, BLOCK_SIZE: tl.
 
 @triton.jit
 def load_transitions(index, ring, ticks, gamma, in_bounds, N_STEP: tl.constexpr, TRUNCATES: tl.constexpr):
-    """Action, n-step return and discount (rows) of samples, pointers to both observations, and the next observation's
-    place: row of the ring x N + lane, or -1 - (row of the side buffer x N + lane).
+    """Load action, n-step return and discount (rows) of samples, pointers to both observations, and the next
+    observation's location: row of the ring x N + lane, or -1 - (row of the side buffer x N + lane).
 
     | parameter | shape  | meaning                                             |
     |-----------|--------|-----------------------------------------------------|
@@ -78,7 +78,7 @@ def load_transitions(index, ring, ticks, gamma, in_bounds, N_STEP: tl.constexpr,
 
 @triton.jit
 def q_values(out, column, ACTIONS: tl.constexpr, DUELLING: tl.constexpr):
-    """Q of each action in its column, (rows, out_pad), from the head's outputs; columns beyond the actions are
+    """Compute Q of each action in its column, (rows, out_pad), from the head's outputs; columns beyond the actions are
     undefined.
     """
     if DUELLING:
@@ -105,7 +105,7 @@ def _next_value(
     DQN: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """max_a Q'(s', a), or with double Q-learning Q'(s', argmax_a Q(s', a)), over legal actions: (rows)."""
+    """Compute max_a Q'(s', a), or with double Q-learning Q'(s', argmax_a Q(s', a)), over legal actions: (rows)."""
     column = tl.arange(0, SPEC.out_pad)
     legal_mask = all_legal(BLOCK_M, SPEC.out_pad)
     if SPEC.legal:
@@ -138,8 +138,8 @@ def backward_tile(
     DQN: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Gradient of a tile of samples, followed by the loss's terms, into the tile's row of `partials_ptr` (tiles,
-    width). Parameters as `act_and_learn`'s.
+    """Write the gradient of a tile of samples, followed by the loss's terms, to the tile's row of `partials_ptr`
+    (tiles, width). Parameters as `act_and_learn`'s.
     """
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = row < batch.count
@@ -182,7 +182,7 @@ def backward_tile(
 def act_tile(
     tile, acting, inputs, parameters_ptr, t, lanes, SPEC: tl.constexpr, DQN: tl.constexpr, BLOCK_M: tl.constexpr
 ):
-    """Epsilon-greedy actions of a tile of lanes at tick t, as `operant.nn.exploration.epsilon_greedy`."""
+    """Write epsilon-greedy actions of a tile of lanes at tick t, as `operant.nn.exploration.epsilon_greedy`."""
     lane = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = lane < lanes
     column = tl.arange(0, SPEC.out_pad)
@@ -219,7 +219,7 @@ def act_and_learn(
     BLOCK_M: tl.constexpr,
     ACT_BLOCK_M: tl.constexpr,
 ):
-    """Gradient of a batch by the first `tiles` programs; actions of tick t by the others.
+    """Compute the gradient of a batch in the first `tiles` programs, and the actions of tick t in the others.
 
     | parameter      | shape          | meaning                                                     |
     |----------------|----------------|-------------------------------------------------------------|
@@ -260,8 +260,8 @@ def act_and_learn(
 
 @triton.jit
 def _grid_barrier(arrivals_ptr, programs):
-    """Grid-wide barrier: wait until `programs` programs of this launch have arrived. All of them must be resident on
-    the GPU at once.
+    """Wait until all `programs` programs of this launch have arrived. All of them must be resident on the GPU
+    at once.
     """
     tl.debug_barrier()
     count = programs.to(tl.int64)
@@ -458,7 +458,7 @@ def _store(
     STORE_COLUMNS: tl.constexpr,
     STAGED: tl.constexpr,
 ):
-    """Store a tile of lanes and columns of tick t. Parameters as `store_tick`'s."""
+    """Store a tile of lanes and columns of tick t in the ring. Parameters as `store_tick`'s."""
     PARTS: tl.constexpr = (OBSERVATION + STORE_COLUMNS - 1) // STORE_COLUMNS
     lane = program // PARTS * STORE_LANES + tl.arange(0, STORE_LANES)
     column = program % PARTS * STORE_COLUMNS + tl.arange(0, STORE_COLUMNS)
@@ -517,7 +517,7 @@ def store_tick(
     STORE_COLUMNS: tl.constexpr,
     STAGED: tl.constexpr,
 ):
-    """Store a tick in the ring. Grid: (cdiv(N, STORE_LANES) x cdiv(O, STORE_COLUMNS),).
+    """Store tick t of the iteration in the replay ring. Grid: (cdiv(N, STORE_LANES) x cdiv(O, STORE_COLUMNS),).
 
     | parameter   | shape    | meaning                                                                              |
     |-------------|----------|--------------------------------------------------------------------------------------|

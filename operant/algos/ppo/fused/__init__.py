@@ -24,7 +24,7 @@ WRITTEN = ("raw", "samples", "final_value", "iteration", "skip", "learning_rate"
 
 
 class FusedBackend(TorchBackend):
-    """Fused Triton kernels over the buffers of an algorithm."""
+    """Backend of fused Triton kernels over the buffers of an algorithm."""
 
     name = "fused"
     normalizes_advantages = True
@@ -35,21 +35,21 @@ class FusedBackend(TorchBackend):
         self.acts_on_slices = learner.acts_on_slices
 
     def over(self, policy: Policy, collector: Collector, experience: Experience) -> FusedBackend:
-        """Return this backend over another policy, rollout and experience, in the same tile config."""
+        """Return a copy of this backend for another policy, rollout and experience, in the same tile config."""
         other = super().over(policy, collector, experience)
         other.learner = type(self.learner)(self.learner.spec, task(other), self.learner.config)
         return other
 
     def prepare(self) -> None:
-        """Load the normalizer."""
+        """Load the observation normalizer into the kernels' buffer."""
         self.learner.prepare()
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Write actions, log-probabilities and values of step t, of all lanes or a slice."""
+        """Write actions, log-probabilities and values of step t, for all lanes or a slice of `lanes`."""
         self.learner.act(t, lanes)
 
     def bootstrap(self) -> None:
-        """Write V of the observation after the last step, and of the true final observation of every truncated
+        """Write V of the observation after the last step, and V of the true final observation of every truncated
         episode.
         """
         self.learner.bootstrap(self.collector.world.can_truncate)
@@ -60,10 +60,10 @@ class FusedBackend(TorchBackend):
 
 
 def build(ppo: PPO) -> FusedBackend | None:
-    """Return the fused backend of a run, or None where torch does the work.
+    """Return the fused backend of a run, or None if torch does the work. Raises ConfigError if `algo.kernels` is
+    "fused" and it is not supported.
 
-    Of several ranks the first chooses the tile config for all, since sums depend on it. Raises ConfigError where
-    `algo.kernels` is "fused" and it is not supported.
+    Of several ranks the first chooses the tile config for all, since sums depend on it.
     """
     described, config, exchange = task(TorchBackend(ppo)), ppo.config, ppo.exchange
 
@@ -82,7 +82,7 @@ def build(ppo: PPO) -> FusedBackend | None:
 
 
 def task(backend: TorchBackend) -> dense.Task[Buffers, PPOConfig]:
-    """Describe a backend's policy and buffers to the kernels."""
+    """Describe a backend's policy and buffers for the kernels of `operant.kernels.dense`."""
     cycle, chunks, exchange = backend.cycle, backend.config.chunks, backend.exchange
 
     def work(learner: Learner[Buffers, PPOConfig]) -> dense.Work:

@@ -35,7 +35,7 @@ from operant.kernels.ops.linear import select_column
 
 
 class Scalars(NamedTuple):
-    """Floats in device memory, so that a captured graph sees them change."""
+    """Coefficients and moments as floats in device memory, so that a captured graph sees them change."""
 
     clip: Any
     value_clip: Any
@@ -49,7 +49,7 @@ class Scalars(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Pointers of the loss."""
+    """Pointers that the loss reads: rows of the samples, raw actions, scalars."""
 
     rows_ptr: Any
     raw_ptr: Any
@@ -58,7 +58,7 @@ class Samples(NamedTuple):
 
 
 class Update(NamedTuple):
-    """Pointers of `record`."""
+    """Pointers that `record` writes: totals, and the counters of the optimizer."""
 
     totals_ptr: Any
     scalars_ptr: Any
@@ -98,7 +98,7 @@ def load_scalars(samples):
 def load_targets(samples, sample, t, in_bounds, tower, lanes, SPEC: tl.constexpr):
     """Load actions (rows) or (rows, out_pad) of samples t N + n, and the rows that the tower's half of the loss reads.
 
-    These are advantage and old log-probability for the actor, return and old value for the critic, all four with a
+    Those rows are advantage and old log-probability for the actor, return and old value for the critic, all four with a
     shared trunk; (rows) each.
     """
     first = samples.rows_ptr if SPEC.shared else samples.rows_ptr + tower * 2 * samples.stride
@@ -129,7 +129,7 @@ def load_targets(samples, sample, t, in_bounds, tower, lanes, SPEC: tl.constexpr
 
 @triton.jit
 def _choice_of(column, SPEC: tl.constexpr):
-    """Index of the choice that a column of logits belongs to."""
+    """Index of the choice (of a MultiDiscrete) that each column of logits belongs to."""
     choice = tl.zeros_like(column)
     for k in tl.static_range(1, len(SPEC.sizes)):
         choice += (column >= SPEC.starts[k]).to(tl.int32)
@@ -138,7 +138,7 @@ def _choice_of(column, SPEC: tl.constexpr):
 
 @triton.jit
 def _value_of(column, SPEC: tl.constexpr):
-    """Action within its choice that a column of logits belongs to."""
+    """Action, within its choice, that each column of logits belongs to."""
     value = column
     for k in tl.static_range(1, len(SPEC.sizes)):
         value = tl.where(column >= SPEC.starts[k], column - SPEC.starts[k], value)
@@ -150,7 +150,9 @@ def _value_of(column, SPEC: tl.constexpr):
 
 @triton.jit
 def _surrogate(log_p, old_log_p, advantage, clip):
-    """Gradient of the surrogate objective in log p, and the terms surrogate, KL and clipped, (rows) each."""
+    """Compute the gradient of the surrogate objective in log p, and the terms surrogate, KL and clipped,
+    (rows) each.
+    """
     # min(r A, clip(r, 1 - epsilon, 1 + epsilon) A), r = p / p_old
     log_ratio = log_p - old_log_p
     ratio = tl.exp(log_ratio)
@@ -168,8 +170,8 @@ def _surrogate(log_p, old_log_p, advantage, clip):
 
 @triton.jit
 def _policy_loss(out, column, action, advantage, old_log_p, log_std, clip, entropy_coefficient, SPEC: tl.constexpr):
-    """Gradients of the loss in the outputs and in log_std (rows, out_pad), times B; the terms surrogate, entropy, KL
-    and clipped (rows).
+    """Compute gradients of the policy's loss in the outputs and in log_std (rows, out_pad), times B, and its terms
+    surrogate, entropy, KL and clipped (rows).
     """
     inside = (column < SPEC.head_rows)[None, :]
     if len(SPEC.sizes) > 0:
@@ -200,7 +202,7 @@ def _policy_loss(out, column, action, advantage, old_log_p, log_std, clip, entro
 
 @triton.jit
 def _value_loss(value, target, old_value, value_clip, value_coefficient, VALUE_CLIPPED: tl.constexpr):
-    """Gradient of the loss in V, times B, and the squared error, (rows) each."""
+    """Compute the gradient of the loss in V, times B, and the squared error, (rows) each."""
     error = value - target
     squared = error * error
     if VALUE_CLIPPED:
@@ -221,8 +223,8 @@ def _value_loss(value, target, old_value, value_clip, value_coefficient, VALUE_C
 def _gradient(
     out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC: tl.constexpr, VALUE_CLIPPED: tl.constexpr
 ):
-    """Gradients of the loss in the outputs and in log_std (rows, out_pad), times B, and its terms (rows); all zero out
-    of bounds. Outputs of illegal actions have gradient 0.
+    """Compute gradients of the loss in the outputs and in log_std (rows, out_pad), times B, and its terms (rows); all
+    zero out of bounds. Outputs of illegal actions have gradient 0.
     """
     column = tl.arange(0, SPEC.out_pad)
     action, fields = targets
@@ -254,13 +256,13 @@ def _gradient(
 
 @triton.jit
 def gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC: tl.constexpr):
-    """Gradient of PPO's loss."""
+    """Compute the gradient of PPO's loss without value clipping, see `_gradient`."""
     return _gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC, False)
 
 
 @triton.jit
 def gradient_value_clipped(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC: tl.constexpr):
-    """Gradient of PPO's loss with value clipping."""
+    """Compute the gradient of PPO's loss with value clipping, see `_gradient`."""
     return _gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC, True)
 
 
@@ -306,7 +308,7 @@ def begin(
 
 @triton.jit
 def _pick(terms, column, TERM: tl.constexpr):
-    """One term of a vector of terms (32)."""
+    """Select the term with index TERM of a vector of terms (32)."""
     return tl.sum(tl.where(column == TERM, terms, 0.0), axis=0)
 
 
@@ -317,8 +319,8 @@ def _add(totals_ptr, STATISTIC: tl.constexpr, term):
 
 @triton.jit
 def record(terms, column, parameters, update, SPEC: tl.constexpr):
-    """Add a minibatch's terms (32), means over its samples, to the totals; set `skip` beyond the target KL divergence,
-    and else count a step of Adam.
+    """Add a minibatch's terms (32), means over its samples, to the totals; set `skip` if the KL divergence exceeds its
+    target, else count a step of Adam.
     """
     entropy = _pick(terms, column, STAT.entropy)
     if SPEC.log_std >= 0:

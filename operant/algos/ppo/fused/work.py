@@ -31,7 +31,9 @@ ROWS = ("advantage", "log_probability", "returns", "value")
 
 
 class PPOWork:
-    """PPO's part of a learner: an `operant.kernels.dense.Work`."""
+    """PPO's part of a dense learner: arguments of its Triton functions, and its launches before and after an update. An
+    `operant.kernels.dense.Work`.
+    """
 
     sample, value_of, record = sample_and_store, state_value, record
 
@@ -63,38 +65,38 @@ class PPOWork:
         )
 
     def _row(self, name: str) -> Tensor:
-        """Return the samples from a row on: an address, without a copy."""
+        """Return a view of the experience's samples from row `name` on, as an address for kernels."""
         return self._buffers.samples[ROWS.index(name) * self._steps * self._lanes :]
 
     # ARGUMENTS OF KERNELS
 
     def acting(self) -> Acting:
-        """Return the arguments of `sample`."""
+        """Return the buffers that the kernel `sample` reads and writes."""
         buffers, log_probability = self._buffers, self._row("log_probability")
         action = buffers.rollout.action
         return Acting(buffers.noise, self._bounds, buffers.raw, action, log_probability, self.values())
 
     def values(self) -> Tensor:
-        """Return the address of V, (T + 1, N)."""
+        """Return V, (T + 1, N), as an address for kernels."""
         return self._row("value")
 
     def samples(self) -> Samples:
-        """Return the arguments of the loss."""
+        """Return the pointers that the loss reads."""
         return Samples(self._buffers.samples, self._buffers.raw, self._scalars, self._steps * self._lanes)
 
     def update(self) -> Update:
-        """Return the arguments of `record`."""
+        """Return the pointers that `record` writes."""
         learner = self._learner
         return Update(learner.totals, self._scalars, self._buffers.skip, learner.adam["step"], learner.corrections)
 
     def norm_sum(self) -> Tensor:
-        """Return the address of the sum of gradient norms."""
+        """Return the sum of gradient norms in the totals, as an address for kernels."""
         return self._learner.totals[STAT.gradient_norm :]
 
     # BEFORE AND AFTER AN UPDATE
 
     def begin(self) -> None:
-        """Compute the moments of the advantages, the explained variance and the learning rate."""
+        """Write the moments of the advantages, the explained variance and the learning rate, before an update."""
         for scalar, value in self._scheduled:
             scalar.copy_(value)
         buffers, learner, samples = self._buffers, self._learner, self._steps * self._lanes
@@ -129,7 +131,7 @@ class PPOWork:
         )
 
     def finish(self, minibatches: int) -> None:
-        """Write `stats` and count the iteration."""
+        """Write `stats`, means over `minibatches`, and count the iteration."""
         learner, buffers = self._learner, self._buffers
         values = learner.policy.flat.values.data
         learner.launch(

@@ -22,7 +22,7 @@ WRITTEN = ("samples", "final_value", "iteration", "skip", "learning_rate", "stat
 
 
 class FusedBackend(TorchBackend):
-    """Fused Triton kernels over the buffers of an algorithm."""
+    """Backend of fused Triton kernels over the buffers of an algorithm."""
 
     name = "fused"
 
@@ -33,11 +33,13 @@ class FusedBackend(TorchBackend):
         self.acts_on_slices = learner.acts_on_slices
 
     def prepare(self) -> None:
-        """Load the normalizer."""
+        """Load the observation normalizer into the kernels' buffer."""
         self.learner.prepare()
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Write epsilon-greedy actions of step t and max_a Q of its observations, of all lanes or a slice."""
+        """Write epsilon-greedy actions of step t and max_a Q of its observations, for all lanes or a slice of
+        `lanes`.
+        """
         self.learner.act(t, lanes)
 
     def bootstrap(self) -> None:
@@ -52,9 +54,8 @@ class FusedBackend(TorchBackend):
 
 
 def build(pqn: PQN) -> FusedBackend | None:
-    """Return the fused backend of a run, or None where torch does the work.
-
-    Raises ConfigError where `algo.kernels` is "fused" and it is not supported.
+    """Return the fused backend of a run, or None if torch does the work. Raises ConfigError if `algo.kernels` is
+    "fused" and it is not supported.
     """
     config = pqn.config
     learner = dense.build(
@@ -64,7 +65,7 @@ def build(pqn: PQN) -> FusedBackend | None:
 
 
 def task(backend: TorchBackend) -> dense.Task[Buffers, PQNConfig]:
-    """Describe a backend's policy and buffers to the kernels."""
+    """Describe a backend's policy and buffers for the kernels of `operant.kernels.dense`."""
     cycle = backend.cycle
 
     def work(learner: Learner[Buffers, PQNConfig]) -> dense.Work:

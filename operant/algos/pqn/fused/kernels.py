@@ -27,14 +27,14 @@ from operant.kernels.ops.adam import count_step
 
 
 class Samples(NamedTuple):
-    """Pointers of the loss."""
+    """Pointers that the loss reads: Q(lambda) returns and actions."""
 
     returns_ptr: Any
     action_ptr: Any
 
 
 class Update(NamedTuple):
-    """Pointers of `record`."""
+    """Pointers that `record` writes: totals, and the counters of the optimizer."""
 
     totals_ptr: Any
     skip_ptr: Any
@@ -66,8 +66,8 @@ def load_targets(samples, sample, t, in_bounds, tower, lanes, SPEC: tl.constexpr
 
 @triton.jit
 def gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC: tl.constexpr):
-    """Gradient of 1/2 (Q(s, a) - G)^2 in the outputs (rows, out_pad), times B, and its terms (rows); all zero out of
-    bounds.
+    """Compute the gradient of 1/2 (Q(s, a) - G)^2 in the outputs (rows, out_pad), times B, and its terms (rows); all
+    zero out of bounds.
     """
     column = tl.arange(0, SPEC.out_pad)
     action, returns = targets

@@ -14,7 +14,9 @@ from operant.kernels.q_values import QActing, act_epsilon_greedily, largest_valu
 
 
 class PQNWork:
-    """PQN's part of a learner: an `operant.kernels.dense.Work`."""
+    """PQN's part of a dense learner: arguments of its Triton functions, and its launches before and after an update. An
+    `operant.kernels.dense.Work`.
+    """
 
     loss, sample, value_of, record = Q_LOSS, act_epsilon_greedily, largest_value, record
 
@@ -31,31 +33,31 @@ class PQNWork:
     # ARGUMENTS OF KERNELS
 
     def acting(self) -> QActing:
-        """Return the arguments of `sample`."""
+        """Return the buffers that the kernel `sample` reads and writes."""
         buffers = self._buffers
         return QActing(buffers.noise, self._epsilon, 0, buffers.rollout.action, self.values())
 
     def values(self) -> Tensor:
-        """Return the address of max_a Q, (T + 1, N)."""
+        """Return max_a Q, (T + 1, N), as an address for kernels."""
         return self._buffers.samples[2 * self._steps * self._lanes :]
 
     def samples(self) -> Samples:
-        """Return the arguments of the loss."""
+        """Return the pointers that the loss reads."""
         return Samples(self._returns(), self._buffers.rollout.action)
 
     def update(self) -> Update:
-        """Return the arguments of `record`."""
+        """Return the pointers that `record` writes."""
         learner = self._learner
         return Update(learner.totals, self._buffers.skip, learner.adam["step"], learner.corrections)
 
     def norm_sum(self) -> Tensor:
-        """Return the address of the sum of gradient norms."""
+        """Return the sum of gradient norms in the totals, as an address for kernels."""
         return self._learner.totals[STAT.gradient_norm :]
 
     # BEFORE AND AFTER AN UPDATE
 
     def begin(self) -> None:
-        """Compute the explained variance and the learning rate."""
+        """Write the explained variance and the learning rate, before an update."""
         buffers, learner, shards = self._buffers, self._learner, self._learner.layout.shards
         parts = min(moments.PARTS // shards, -(-self._steps * self._lanes // (shards * moments.TILE)))
         learner.launch(
@@ -84,7 +86,7 @@ class PQNWork:
         )
 
     def finish(self, minibatches: int) -> None:
-        """Write `stats` and count the iteration."""
+        """Write `stats`, means over `minibatches`, and count the iteration."""
         learner, buffers = self._learner, self._buffers
         values = learner.policy.flat.values.data
         learner.launch(
