@@ -54,8 +54,9 @@ def main(arguments: list[str]) -> int:
 
 
 def open_monitor(run: runs.Run, *, readonly: bool = False, ascii_only: bool = False, fps: int | None = None) -> int:
-    """Show one run until the user quits and return 0. Without a terminal, print a line every five seconds until the run
-    ends and return the run's exit code.
+    """Show one run until the user quits, and return 0. Without a terminal, print a line every five seconds until the
+    run ends and return the run's exit code. `readonly`: send the trainer no requests; `ascii_only`: draw with ASCII
+    characters.
 
     Raises UsageError if the terminal is too small.
     """
@@ -65,7 +66,7 @@ def open_monitor(run: runs.Run, *, readonly: bool = False, ascii_only: bool = Fa
 
 
 def has_terminal() -> bool:
-    """Whether input and output are a terminal on which a screen can be drawn."""
+    """Whether standard input and output are a terminal on which a screen can be drawn."""
     if os.environ.get("TERM", "") in ("", "dumb"):
         return False
     with contextlib.suppress(AttributeError, ValueError, OSError):
@@ -101,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argument parser that raises UsageError in place of printing usage and exiting."""
+    """Argument parser that raises UsageError instead of printing the usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{safe(message, 400)}. All options: operant monitor --help")
@@ -119,8 +120,8 @@ def _fps(given: str | None) -> int:
 
 
 def _choose(name: str | None, scope: runs.Scope) -> tuple[runs.Run | None, str | None]:
-    """Resolve a name to (run, group folder). The run is None if several runs train and the user has to choose; the
-    folder is None unless the name is that of a group.
+    """Run or group to show, by name: (run, group folder). The run is None if several runs train and the user has to
+    choose; the folder is None unless the name is that of a group. `scope`: the runs searched.
 
     Raises NotFoundError.
     """
@@ -141,29 +142,29 @@ def _choose(name: str | None, scope: runs.Scope) -> tuple[runs.Run | None, str |
 
 
 class RunFolders:
-    """Run catalog (`monitor.data.snapshot.RunCatalog`) of the runs that `scope` covers."""
+    """Run catalog (`monitor.data.snapshot.RunCatalog`) of the runs in `scope`. `readonly`: opened runs get no
+    requests.
+    """
 
     def __init__(self, scope: runs.Scope, *, readonly: bool) -> None:
         self._scope, self._readonly = scope, readonly
         self._listing: RunListing | None = None
 
     def rows(self) -> Sequence[RunRow]:
-        """List the runs, newest first."""
+        """Rows of all runs, newest first."""
         from monitor.data.listing import RunListing
 
         self._listing = self._listing or RunListing(self._scope)
         return self._listing.rows()
 
     def overlays(self) -> Sequence[RunRow]:
-        """List what can be overlaid: groups, then runs."""
+        """Rows of all that can be drawn over a run's curves: groups, then runs."""
         from monitor.data import group_feed
 
         return [*group_feed.rows(*self._scope), *self.rows()]
 
     def open(self, path: str) -> Source:
-        """Open a feed of the run or the group in the folder `path`. Raises NotFoundError if the folder
-        holds neither.
-        """
+        """Feed of the run or group in the folder `path`. Raises NotFoundError if the folder holds neither."""
         from monitor.data import group_feed
         from monitor.data.feed import LiveFeed
 
@@ -222,7 +223,7 @@ def _print_once(feed: LiveFeed, group: str | None, *, ascii_only: bool, theme: s
 
 
 def _group_overlay(group: str | None) -> Source | None:
-    """Open the group in `group` as an overlay, or return None if no group was named."""
+    """Source for the group in the folder `group`, to draw over a run; None without a group."""
     from monitor.data import group_feed
 
     return None if group is None else group_feed.open_group(group)
@@ -230,8 +231,8 @@ def _group_overlay(group: str | None) -> Source | None:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Restore the default SIGHUP handler, so that a closed terminal ends this process even if the parent ignores
-    SIGHUP. Ctrl-C ends the output, never the run.
+    """Restore the default SIGHUP handler within the block, so that a closed terminal ends this process even if the
+    parent ignores SIGHUP. Ctrl-C ends the output, never the run.
     """
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
@@ -291,7 +292,7 @@ def _open(
 
 
 def _draws_unicode() -> bool:
-    """Whether the terminal can display the glyphs: UTF-8, and not the Linux console, which lacks braille."""
+    """Whether the terminal can show braille and blocks: UTF-8, and not the Linux console."""
     encoding = (getattr(sys.__stdout__, "encoding", None) or "ascii").lower().replace("-", "")
     return encoding == "utf8" and os.environ.get("TERM") != "linux"
 

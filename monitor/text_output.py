@@ -23,8 +23,8 @@ def follow(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Write a line on every state change and every five seconds until the run has ended, then return True. Return False
-    if the stream is closed.
+    """Write a line on each change of state and every five seconds until the run has ended. Returns True, or False if
+    the stream was closed before.
     """
     last_state, line_s = "", float("-inf")
     try:
@@ -67,7 +67,9 @@ def line(snapshot: Snapshot) -> str:
 
 
 def ending(snapshot: Snapshot) -> list[str]:
-    """Lines about how the run ended: the sentence, the end of the log, facts, the next commands."""
+    """Lines about how the run ended: a sentence ("all steps done in 0:02:41"), the end of the log of a failed run,
+    results, the next commands. [] while the run lives.
+    """
     if snapshot.ending is None:
         return []
     end = snapshot.ending

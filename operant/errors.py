@@ -21,7 +21,7 @@ from typing import ClassVar
 
 
 class OperantError(Exception):
-    """Error with a message for the user. `exit_code` is the exit code of the command line."""
+    """Base of the errors with a message for the user. `exit_code` is that of the command line."""
 
     exit_code: ClassVar[int] = 1
 
@@ -41,49 +41,49 @@ class ConfigError(OperantError):
 
 
 class UsageError(OperantError):
-    """Invalid command line."""
+    """The command line, or an argument of the library, is invalid."""
 
     exit_code = 2
 
 
 class UntrustedError(OperantError):
-    """Configuration that names code not known to be this user's."""
+    """A configuration names code that is not known to be this user's."""
 
     exit_code = 2
 
 
 class NotFoundError(OperantError):
-    """Missing run, checkpoint or file, or an ambiguous name."""
+    """A run, checkpoint or file does not exist, or a name is ambiguous."""
 
     exit_code = 3
 
 
 class MachineError(OperantError):
-    """Unsuitable machine: no CUDA although requested, a full disk, a folder that is not writable."""
+    """The machine cannot do what is asked: no CUDA although requested, a full disk, a folder that is not writable."""
 
     exit_code = 4
 
 
 class DivergedError(OperantError):
-    """Loss or parameter that is not finite."""
+    """A loss or a parameter is not finite."""
 
     exit_code = 5
 
 
 class BusyError(OperantError):
-    """Run folder with a running trainer."""
+    """The run has a running trainer."""
 
     exit_code = 6
 
 
 class DeviceError(OperantError):
-    """GPU fault, or device memory exhausted."""
+    """The GPU failed, or its memory is exhausted."""
 
     exit_code = 7
 
 
 class EnvironmentFailedError(OperantError):
-    """Outside environment that raised, hung, died, or returned a value that is not finite.
+    """An outside environment raised, hung, died, or returned a value that is not finite.
 
     `detail` is its traceback, for the log.
     """
@@ -94,12 +94,12 @@ class EnvironmentFailedError(OperantError):
 
 
 class BadFileError(OperantError):
-    """Unusable metrics file, checkpoint or archive: damaged, truncated, or of an incompatible version."""
+    """A metrics file, checkpoint or archive is unusable: damaged, truncated, or of an incompatible version."""
 
     exit_code = 3
 
 
 class StoppedError(OperantError):
-    """Training stopped by request, after a checkpoint."""
+    """Training was stopped by request, after a checkpoint."""
 
     exit_code = 130

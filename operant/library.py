@@ -40,7 +40,9 @@ _EXIT_GRACE_S = 2.0  # exit.json is written within this time after the trainer h
 
 
 class Run:
-    """A run, read from its folder at every access. Returned by `operant.list_runs` and `operant.train`."""
+    """A run. Its properties are read from the run folder at every access. Returned by `operant.list_runs` and
+    `operant.train`.
+    """
 
     def __init__(self, run: runs.Run) -> None:
         self._run = run
@@ -50,7 +52,7 @@ class Run:
 
     @property
     def id(self) -> str:
-        """Id: the name of the folder."""
+        """Id of the run: the name of its folder."""
         return safe(self._run.id)
 
     @property
@@ -60,17 +62,17 @@ class Run:
 
     @property
     def state(self) -> str:
-        """State as `operant runs` prints it: running, finished, stopped, crashed, ..."""
+        """State of the run, as `operant runs` prints it: running, finished, stopped, crashed, ..."""
         return runs.state(self._fresh()).word
 
     @property
     def env(self) -> str | None:
-        """Name of the environment."""
+        """Name of the environment; None if unknown."""
         return runs.text_of(self._fresh().document, "env")
 
     @property
     def algo(self) -> str | None:
-        """Name of the algorithm."""
+        """Name of the algorithm; None if unknown."""
         return runs.text_of(self._fresh().document, "algo")
 
     @property
@@ -85,8 +87,8 @@ class Run:
         return runs.describe(self._fresh())
 
     def metrics(self) -> dict[str, NDArray[Any]]:
-        """All records as columns of equal length: step, time (s since 1970), seconds (of training), session, and every
-        metric; NaN where a metric has no value.
+        """All records of the run as columns of equal length: step, time (s since 1970), seconds (of training), session,
+        and every metric; NaN where a metric has no value.
 
         >>> import operant
         >>> columns = operant.list_runs("example")[0].metrics()
@@ -98,18 +100,20 @@ class Run:
         return {name: np.array(column) for name, column in {**columns.metrics, **fixed}.items()}
 
     def load(self, checkpoint: str | int | None = None, **options: Any) -> Policy:
-        """Load the policy of a checkpoint: see `operant.load`."""
+        """Load the policy of a checkpoint of this run. Parameters as in `operant.load`."""
         return load(self, checkpoint, **options)
 
     def stop(self) -> None:
-        """Ask the trainer to save a checkpoint and end. Raises NotFoundError if no trainer is alive."""
+        """Ask the trainer to save a checkpoint and end; returns at once. Raises NotFoundError if no trainer is
+        alive.
+        """
         from operant.runs import control
 
         control.send(self._fresh(), "stop")
 
     def wait(self) -> Run:
-        """Wait for the end of the run. Raises OperantError with the cause unless it finished or was stopped. Ctrl-C
-        stops the run with a checkpoint.
+        """Wait for the end of the run and return it. Raises OperantError with the cause unless it finished or was
+        stopped. Ctrl-C stops the run with a checkpoint.
         """
         try:
             self._wait()
@@ -147,8 +151,8 @@ def list_runs(
     state: str | None = None,
     root: str | None = None,
 ) -> list[Run]:
-    """Runs, newest first. `pattern` is matched with ids and may hold `*` and `?`; `root` replaces the folder that
-    `operant runs` reads.
+    """Runs that match all filters, newest first. `pattern` is matched with ids and may hold `*` and `?`; `root` is the
+    folder of runs to search (default: as `operant runs`).
 
     >>> import operant
     >>> operant.list_runs("exam*", env="cartpole", state="finished")
@@ -173,8 +177,8 @@ def train(
     root: str | None = None,
     wait: bool = True,
 ) -> Run:
-    """Train in a separate process, like `operant train WORDS`: an environment and `key=value` words; `overrides` is a
-    mapping with the same meaning.
+    """Train in a separate process, like `operant train WORDS`: `words` are an environment and overrides `key=value`;
+    `overrides` holds further ones as a mapping. `root`: folder of the new run (default: ./runs).
 
     Returns the run after its end, or with `wait=False` right after its start (then `run.wait()` waits). Ctrl-C stops
     the run with a checkpoint.
@@ -208,7 +212,7 @@ def train(
 
 
 def _override_text(value: Any) -> str:
-    """A value in the syntax of an override."""
+    """Value in the syntax of an override."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"[{', '.join(map(_override_text, value))}]" if isinstance(value, (list, tuple)) else str(value)
@@ -223,7 +227,8 @@ def load(
     trust: bool = False,
 ) -> Policy:
     """Load a policy. `run` is an id, a unique part of one, a path, "latest", a `Run`, or the path of a checkpoint;
-    `checkpoint` is "best", "last" or a step (default: the best).
+    `checkpoint` is "best", "last" or a step (default: the best). `trust` allows code that is not known to be this
+    user's.
 
     >>> import operant
     >>> policy = operant.load("example", "last", device="cpu")
@@ -241,7 +246,8 @@ def load(
 
 
 class Policy:
-    """A trained policy: observations to actions. A recurrent policy keeps its hidden state from call to call.
+    """A trained policy: observations to actions. A recurrent policy keeps its hidden state from call to call; `reset`
+    clears it.
 
     Observations: (O) or a batch (B, O), as NumPy array, torch tensor or list. Actions: (A) or (B, A), a tensor for a
     tensor and else an array.
@@ -258,12 +264,12 @@ class Policy:
 
     @property
     def env(self) -> Any:
-        """Training environment: `env.observation`, `env.action`, `env.name`."""
+        """Environment of the training: `env.observation`, `env.action`, `env.name`."""
         return self._actor.env
 
     def reset(self, where: Any = None) -> None:
-        """Reset the hidden state of all episodes, or of those of a batch where the mask `where` (B) is true. Does
-        nothing for a feed-forward policy.
+        """Reset the hidden state of all episodes, or of those for which the mask `where` (B) is true. Does nothing for
+        a feed-forward policy.
         """
         if where is None or self._state is None:
             self._state = None
@@ -275,7 +281,8 @@ class Policy:
         self._state = tuple(torch.where(ended, begin, part) for begin, part in zip(first, self._state, strict=True))
 
     def __call__(self, observation: Any, legal: Any = None, *, greedy: bool = True) -> Any:
-        """Actions: the most likely ones, or with `greedy=False` sampled ones.
+        """Actions for observations: the most likely ones, or with `greedy=False` sampled ones. Updates the hidden
+        state.
 
         `legal` (H) or (B, H) is a mask of 0 and 1 over choices.
         """
@@ -294,7 +301,9 @@ class Policy:
     def act(
         self, observation: Any, state: tuple[torch.Tensor, ...] = (), legal: Any = None, *, greedy: bool = True
     ) -> tuple[Any, tuple[torch.Tensor, ...]]:
-        """Actions and the next hidden state, without keeping it. The first state is `initial_state`."""
+        """Actions for observations, and the next hidden state; this object's own does not change. The first `state` is
+        `initial_state`. `greedy` as in a call.
+        """
         import torch
 
         device, space = self._actor.device, self._actor.env.observation
@@ -317,12 +326,13 @@ class Policy:
         return (chosen if isinstance(observation, torch.Tensor) else chosen.cpu().numpy()), next_state
 
     def initial_state(self, batch: int = 1) -> tuple[torch.Tensor, ...]:
-        """Hidden state at the start of an episode; () for a feed-forward policy."""
+        """Hidden state of `batch` episodes at their start; () for a feed-forward policy."""
         return self._actor.initial_state(batch)
 
 
 def make_vec(*words: Any, **options: Any) -> Any:
-    """Make an environment as a `gymnasium.vector.VectorEnv`: see `operant.gym.make_vec`. Needs the extra `gym`.
+    """Make an environment as a `gymnasium.vector.VectorEnv`. Arguments as in `operant.gym.make_vec`. Needs the extra
+    `gym`.
 
     >>> import operant
     >>> envs = operant.make_vec("cartpole", num_envs=3, seed=1)

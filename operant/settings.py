@@ -15,7 +15,7 @@ _SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9}
 
 
 def _number(value: object) -> object:
-    """Parse "20M", "1e7" or "10_000_000"; return everything else unchanged for pydantic."""
+    """Parse "20M", "1e7" or "10_000_000"; return other values unchanged for pydantic to check."""
     if not isinstance(value, str):
         return value
     text, factor = value.strip(), 1
@@ -54,7 +54,9 @@ Real = Annotated[float, BeforeValidator(_real)]
 
 
 class Section(BaseModel):
-    """Frozen section of the configuration. Unknown keys, infinities and NaN are errors."""
+    """Base of the configuration's sections: frozen; unknown keys, infinities and NaN are errors. `fixed_on_resume` has
+    the keys that a resume cannot change, with the reason; `schedulable` those that may be schedules.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -67,5 +69,7 @@ class Section(BaseModel):
     """Keys of an algorithm that may be schedules (see `operant.config.schedules`): device scalars of the learner."""
 
     def completed(self, steps: int) -> Self:
-        """Section with unset keys that depend on the run's planned steps filled in. A resume keeps these values."""
+        """Copy of this section with unset keys that depend on the run's planned steps filled in. A resume keeps these
+        values.
+        """
         return self

@@ -17,7 +17,8 @@ _MOST_MARKS = 3  # combining marks per character, as Vietnamese and Hebrew need;
 
 
 def safe(text: object, limit_cells: int = _LIMIT_CELLS, *, lines: bool = False) -> str:
-    """Sanitise text for a terminal and cut it to `limit_cells` cells; an ellipsis marks a cut.
+    """Make text safe for a terminal and cut it to `limit_cells` cells; an ellipsis marks a cut. `lines` keeps line
+    breaks and cuts each line.
 
     Control characters (C0, DEL, C1), line and paragraph separators, bidirectional controls, zero-width characters and
     lone surrogates are removed, as are combining marks without a base character and the fourth and further marks on
@@ -130,7 +131,7 @@ def age(seconds: float) -> str:
 
 
 def user_name(uid: int) -> str:
-    """Name of a user of this machine."""
+    """Name of a user of this machine; `user 1000` if it has no name."""
     try:
         return safe(pwd.getpwuid(uid).pw_name, 40)
     except KeyError:

@@ -37,7 +37,7 @@ DotRow = tuple[Dot, ...]
 
 
 class LaneGrid(NamedTuple):
-    """Layout of the lanes' pictures: columns, rows, and cells of each."""
+    """Arrangement of the lanes' pictures on the screen: columns and rows of pictures, and cells of each."""
 
     across: int
     down: int
@@ -46,7 +46,9 @@ class LaneGrid(NamedTuple):
 
     @classmethod
     def of(cls, lanes: int, pixel_width: int, pixel_height: int, width: int, height: int) -> LaneGrid | None:
-        """Layout with the largest pictures; None if nothing fits. A cell is twice as high as wide."""
+        """Arrangement with the largest pictures for an area in cells; None if nothing fits. A cell is twice as high as
+        wide.
+        """
         best: LaneGrid | None = None
         for across in range(1, lanes + 1):
             down = -(-lanes // across)
@@ -65,8 +67,8 @@ class LaneGrid(NamedTuple):
 
 
 def ground_of(frame: Frame, before: bytes | None = None) -> bytes | None:
-    """Background: the most frequent colour of a frame's lanes, or the previous frame's while it is still frequent. None
-    if the bytes do not match the shape.
+    """Background colour of a frame: its most frequent colour, or the previous frame's (`before`) while that is still
+    frequent. None if the bytes do not match the shape.
 
     The border is not used, since a field may have a wall.
     """
@@ -88,14 +90,14 @@ def ground_of(frame: Frame, before: bytes | None = None) -> bytes | None:
 
 
 def _lane_bytes(frame: Frame) -> int:
-    """Bytes per lane; 0 if there are fewer than the shape requires."""
+    """Number of bytes of a lane's picture; 0 if the frame has fewer bytes than its shape requires."""
     size = frame.height * frame.width * 3
     return size if min(frame.lanes, frame.height, frame.width) >= 1 and len(frame.pixels) >= frame.lanes * size else 0
 
 
 def sampled(pixels: bytes, width: int, height: int, columns: int, rows: int, ground: bytes) -> list[DotRow]:
-    """Resample one lane's picture to `columns` x `rows` dots. When scaled down, a dot is lit if any pixel under it is,
-    so that thin lines remain visible.
+    """Resample one lane's picture to `columns` x `rows` dots, None for the background. When scaled down, a dot is lit
+    if any pixel under it is, so that thin lines remain visible.
     """
     row_bytes = 3 * width
     spans = [
@@ -137,13 +139,15 @@ def sampled(pixels: bytes, width: int, height: int, columns: int, rows: int, gro
 
 @functools.lru_cache(4096)
 def shown_colour(pixel: bytes, ground: str) -> str:
-    """Pixel colour, quantized and moved away from the theme's background if the contrast is too low."""
+    """Colour in which a pixel is drawn: quantized, and moved away from the theme's background if the contrast is too
+    low.
+    """
     return readable(hexadecimal(*(_STEP * round(channel / _STEP) for channel in pixel)), ground, _CONTRAST)
 
 
 @functools.lru_cache(8192)
 def _braille_cell(dots: tuple[DotRow, ...], ground: str) -> Cell:
-    """Four pairs of dots as one cell. If all eight are lit in two colours, one becomes the background."""
+    """Terminal cell for four pairs of dots. If all eight are lit in two colours, one becomes the background."""
     lit = [dot for pair in dots for dot in pair if dot is not None]
     if not lit:
         return EMPTY
@@ -208,8 +212,8 @@ def _lane(pixels: bytes, frame: Frame, ground: bytes, width: int, height: int, p
 def draw_picture(
     frame: Frame, width: int, height: int, palette: Palette, mode: Mode = "braille", ground: bytes | None = None
 ) -> Rows:
-    """Draw all lanes of a frame, centered in `height` rows of `width` cells (both >= 1). A frame whose bytes do not
-    match its shape is left blank.
+    """Draw all lanes of a frame, centered in `height` rows of `width` cells (both >= 1). Blank if the frame's bytes do
+    not match its shape.
 
     `ground` is the colour that is not drawn; None: `ground_of` this frame.
     """
@@ -233,7 +237,7 @@ def draw_picture(
 
 
 def _joined(parts: Sequence[Row], width: int) -> Row:
-    """Lanes side by side, centered in a line."""
+    """Row with the lanes' rows next to each other, centered."""
     cells: list[Cell] = []
     for part in parts:
         cells += [EMPTY] * (_GAP if cells else 0)
@@ -243,7 +247,8 @@ def _joined(parts: Sequence[Row], width: int) -> Row:
 
 
 def wanted_size(lanes: int, width: int, height: int, smallest: int = 32, largest: int = 96) -> int:
-    """Side in pixels of a square picture that needs no scaling in braille on `width` x `height` cells.
+    """Side in pixels of a lane's square picture that needs no scaling in braille, for `lanes` pictures on `width` x
+    `height` cells.
 
     At least `smallest`: with fewer pixels the renderer of the environment loses thin lines.
     """
@@ -252,15 +257,15 @@ def wanted_size(lanes: int, width: int, height: int, smallest: int = 32, largest
 
 
 class AgentPicture(Canvas):
-    """Widget of the agent's frames, or a sentence why there are none. With a title it has a frame."""
+    """Widget that shows a frame of the agent, or a sentence why there is none. With a title it is drawn in a box."""
 
     DEFAULT_CSS = "AgentPicture { width: 1fr; height: 1fr; }"
 
     class Resized(Message):
-        """Posted when the space for the picture changes."""
+        """Posted when the area for the agent's picture changes."""
 
     def on_resize(self) -> None:
-        """Post `Resized`."""
+        """Post `Resized`, so that the app requests frames of the new size."""
         self.post_message(self.Resized())
 
     def __init__(self, *, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
@@ -274,7 +279,7 @@ class AgentPicture(Canvas):
     def show(
         self, frame: Frame | None, *, absent: str = "", title: Sequence[Piece] = (), mode: Mode = "braille"
     ) -> None:
-        """Draw a frame, repainting only cells that changed. None: draw the sentence `absent`."""
+        """Draw a frame of the agent, repainting only cells that changed. None: draw the sentence `absent` instead."""
         wanted = (frame, absent, tuple(title), mode)
         if wanted != (self._frame, self._absent, self._title, self._mode):
             if frame is None or frame != self._frame:
@@ -284,7 +289,7 @@ class AgentPicture(Canvas):
 
     @property
     def inside(self) -> tuple[int, int]:
-        """Width and height left for the picture, in cells."""
+        """Width and height of the area for the picture, in cells."""
         width, height = self.size
         return (width - 2, height - 2) if self._has_edge(width, height) else (width, height)
 
@@ -292,11 +297,11 @@ class AgentPicture(Canvas):
         return bool(self._title) and width >= 10 and height >= 4
 
     def wanted_size(self, lanes: int) -> int:
-        """Side in pixels of a lane's picture that fits best."""
+        """Side in pixels at which `lanes` pictures fit this widget best."""
         return wanted_size(lanes, *self.inside)
 
     def draw(self, width: int, height: int, palette: Palette) -> Rows:
-        """Draw the picture in a size."""
+        """Rows of cells with the picture or sentence, in its box, for a widget of this size."""
         edge = self._has_edge(width, height)
         inner = (width - 2, height - 2) if edge else (width, height)
         ascii_only = not palette.glyphs.braille

@@ -13,7 +13,7 @@ _LEVELS = {"ok": "good", "warn": "warn", "bad": "bad"}
 
 
 def percent(share: float | None) -> str:
-    """Format a share: 68 %, 0.4 %; 100 % only if complete; "-" for None or NaN."""
+    """Format a share of 1: 68 %, 0.4 %; 100 % only if complete; "-" for None or NaN."""
     if share is None or share != share:
         return "-"
     value = 100 * share
@@ -23,7 +23,7 @@ def percent(share: float | None) -> str:
 
 
 def progress_bar(share: float | None, width: int, glyphs: Glyphs = UNICODE, style: Style = Style("focus")) -> Row:  # noqa: B008 (a constant)
-    """Progress bar with half-cell resolution. Full only at 1.0; an unknown share (None, NaN) is an empty bar."""
+    """Progress bar of `width` cells, drawn to half a cell. Full only at 1.0; empty for an unknown share (None, NaN)."""
     halves = int(2 * width * min(max(share, 0.0), 1.0)) if share is not None and share == share else 0
     full, half = divmod(halves, 2)
     done = (Cell(glyphs.bar_full, style),) * full + (Cell(glyphs.bar_half, style),) * half
@@ -31,8 +31,8 @@ def progress_bar(share: float | None, width: int, glyphs: Glyphs = UNICODE, styl
 
 
 def portions(shares: Sequence[float], width: int) -> list[int]:
-    """Distribute `width` cells over shares by the largest-remainder method. The sum is `width` times the total share
-    (at most 1), rounded.
+    """Number of cells, of `width`, for each share, by the largest-remainder method. Their sum is `width` times the
+    total share (at most 1), rounded.
     """
     sizes = [max(share, 0.0) if share == share else 0.0 for share in shares]
     total = sum(sizes)
@@ -46,12 +46,12 @@ def portions(shares: Sequence[float], width: int) -> list[int]:
 
 
 def phase_style(index: int) -> Style:
-    """Colour of the k-th phase, in the bar and in its legend."""
+    """Colour of phase number `index`, in the bar and in its legend."""
     return Style(f"series.{index % 8}")
 
 
 def phase_bar(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNICODE) -> Row:
-    """Stacked bar of phases in the order of the legend; time outside all phases stays empty."""
+    """Stacked bar of an iteration's phases, in the order of the legend; time outside all phases stays empty."""
     cells: list[Cell] = []
     for index, size in enumerate(portions([phase.share for phase in phases], width)):
         cells += [Cell(glyphs.shades[index % len(glyphs.shades)], phase_style(index))] * size
@@ -59,7 +59,7 @@ def phase_bar(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNICODE
 
 
 def phase_legend(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNICODE) -> Rows:
-    """Legend of the phases, one row each: `█ collect    61 %   75 ms`."""
+    """Legend of an iteration's phases, one row each: `█ collect 61 % 75 ms`."""
     rows: Rows = []
     for index, phase in enumerate(phases):
         name = safe(phase.name, max(1, width - 20))
@@ -75,7 +75,7 @@ def phase_legend(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNIC
 
 
 def milliseconds(value: float) -> str:
-    """Format a duration: 0.42 ms, 75 ms, 1.3 s."""
+    """Format a duration in milliseconds: 0.42 ms, 75 ms, 1.3 s."""
     if value >= 999.5:
         return f"{number(value / 1000)} s"
     return f"{value:.0f} ms" if value >= 99.5 else f"{value:.1f} ms" if value >= 9.95 else f"{value:.2f} ms"

@@ -36,7 +36,7 @@ _LEFT_MASKS, _RIGHT_MASKS = _masks(_LEFT), _masks(_RIGHT)
 
 
 class Plot(NamedTuple):
-    """Input of `draw_plot`: two points per cell, scaled to `shown`."""
+    """Input of `draw_plot`: points of the line and of an overlay, two per cell, and the y range `shown`."""
 
     points: Sequence[Point | None]
     shown: Range
@@ -50,22 +50,26 @@ class Plot(NamedTuple):
 
 
 class ColumnCache:
-    """Cache of drawn columns, keyed by their dots. Valid for one height, one pair of colours and one set of glyphs."""
+    """Rendered cells of each plot column, keyed by the dots and marks in it, for reuse between frames. It empties
+    itself when the height, a colour or the glyphs change, and beyond 4,096 columns.
+    """
 
     def __init__(self) -> None:
         self._valid_for: tuple[object, ...] = ()
         self._columns: dict[tuple[object, ...], Row] = {}
 
     def columns(self, *valid_for: object) -> dict[tuple[object, ...], Row]:
-        """The cache; cleared if the key changed or it grew too large."""
+        """Dictionary of the cached columns. Emptied first if `valid_for` (height, colours, glyphs) has changed or if it
+        has grown too large.
+        """
         if self._valid_for != valid_for or len(self._columns) > _KEEP:
             self._valid_for, self._columns = valid_for, {}
         return self._columns
 
 
 def dot_rows(points: Sequence[Point | None], shown: Range, dots: int) -> tuple[list[int | None], list[Dots]]:
-    """Dot row of each point's mean, and dot rows of its band, 0 at the top to `dots` - 1; None and an empty span for a
-    missing point.
+    """Dot row of each point's mean, and the span of dot rows of its band, from 0 at the top to `dots` - 1. None and an
+    empty span for a missing point.
 
     A mean outside the range is clipped to the edge.
     """
@@ -93,13 +97,16 @@ def dot_rows(points: Sequence[Point | None], shown: Range, dots: int) -> tuple[l
 
 
 def _logarithms(point: Point) -> Point:
-    """Base-10 logarithms; non-positive values map far below any range."""
+    """Point with base-10 logarithms; values of 0 and below become -400, below any range."""
     low, mean, high = (math.log10(value) if value > 0 else -400.0 for value in point[:3])
     return Point(low, mean, high)
 
 
 def bridged(rows: Sequence[int | None]) -> list[int | None]:
-    """`rows` with narrow gaps linearly interpolated (see the module's docstring)."""
+    """Dot row of each dot column (None: no point) with short gaps filled by linear interpolation: up to 3 dot columns
+    from point to point, or twice the median distance if that is more. Longer gaps stay None; two points are always
+    connected.
+    """
     filled_rows = [index for index, row in enumerate(rows) if row is not None]
     filled = list(rows)
     if len(filled_rows) < 3:
@@ -117,7 +124,9 @@ def bridged(rows: Sequence[int | None]) -> list[int | None]:
 
 
 def dot_spans(rows: Sequence[int | None]) -> list[Dots]:
-    """Vertical dot span of each dot column, extended half way to its neighbours so that the line is connected."""
+    """Vertical span of dots in each dot column, extended half way to its neighbours' rows so that the line is
+    connected.
+    """
     dots: list[Dots] = []
     count = len(rows)
     for index, row in enumerate(rows):
@@ -146,7 +155,7 @@ def dot_spans(rows: Sequence[int | None]) -> list[Dots]:
 
 
 def _mask(left: Dots, right: Dots, top: int) -> int:
-    """Braille bits of the cell whose first dot row is `top`."""
+    """Braille bits of the cell whose first dot row is `top`, for the dot spans of its two columns."""
     mask = 0
     low, high = left[0] - top, left[1] - top
     if low <= high and low < 4 and high >= 0:
@@ -162,7 +171,7 @@ def _covered(band: Dots, top: int) -> int:
 
 
 class Styles(NamedTuple):
-    """Styles of a plot, each for no background, the band, and the overlay's band."""
+    """Styles of a plot's line, overlay and marks, each on no background, on the band, and on the overlay's band."""
 
     line: tuple[Style, ...]
     overlay: tuple[Style, ...]
@@ -171,7 +180,7 @@ class Styles(NamedTuple):
 
 
 class CellTables(NamedTuple):
-    """Precomputed cells of a plot, indexed by band and dots."""
+    """Precomputed cells of a plot, indexed by background (none, band, overlay's band) and braille bits."""
 
     styles: Styles
     line: tuple[tuple[Cell, ...], ...]
@@ -182,7 +191,7 @@ class CellTables(NamedTuple):
 
 @functools.lru_cache(64)
 def cell_tables(colour: int, overlay_colour: int) -> CellTables:
-    """Cell tables for two series colours of the palette."""
+    """Cell tables for two series colours of the palette: the line's and the overlay's."""
     backs = ("", f"band.{colour}", f"band.{overlay_colour}")
     line, overlay, quiet, target = (
         tuple(Style(token, back) for back in backs)
@@ -246,8 +255,8 @@ def _ascii_column(
     tables: CellTables,
     overlay_first: bool,
 ) -> Row:
-    r"""ASCII version of `_braille_column`: `-` level, `/` and `\` steep, `|` vertical, `:` band, `+` overlay, `,`
-    overlay band. One dot row is one row of cells.
+    r"""Column of cells in ASCII, as `_braille_column` in braille: `-` level, `/` and `\` steep, `|` vertical, `:` band,
+    `+` overlay, `,` overlay's band. One dot row is one row of cells. `overlay_first`: the overlay covers the line.
     """
     cells: list[Cell] = []
     left, right = line
@@ -277,7 +286,9 @@ def _ascii_column(
 
 
 def _dotted(span: Dots, index: int) -> Dots:
-    """Drop every other dot column of an overlaid line, so that it differs from the run's line without colour."""
+    """Span of an overlay's dot column, empty for every other one: a dotted line differs from the run's without
+    colour.
+    """
     return span if index % 2 == 0 else _NOTHING
 
 
@@ -286,7 +297,9 @@ def _lit(column: Row, token: str) -> Row:
 
 
 def draw_plot(plot: Plot, width: int, height: int, glyphs: Glyphs, memory: ColumnCache) -> Rows:
-    """Draw `height` rows of `width` cells (both >= 1). Points beyond 2 * width are ignored, missing ones are empty."""
+    """Draw a plot as `height` rows of `width` cells (both >= 1). Points beyond 2 * width are ignored, missing ones are
+    empty. `memory` caches columns between frames.
+    """
     scale, draw_column = (4, _braille_column) if glyphs.braille else (1, _ascii_column)
     dots = scale * height
     wanted = 2 * width

@@ -21,8 +21,8 @@ _NEAR = 4
 
 
 def changed_runs(before: Row, after: Row) -> list[tuple[int, int]]:
-    """(start, length) of the runs in which two rows of equal width differ; the whole row if it has characters that are
-    not one cell wide.
+    """Spans (start, length) in which two rows of equal width differ; the whole row if a character is not one cell
+    wide.
     """
     runs: list[tuple[int, int]] = []
     for x, (old, new) in enumerate(zip(before, after, strict=True)):
@@ -56,12 +56,14 @@ class Canvas(Widget):
         self._strips: dict[int, tuple[Row, Strip]] = {}  # line -> (row, its strip)
 
     def draw(self, width: int, height: int, palette: Palette) -> Rows:
-        """Return `height` rows of `width` cells (both >= 1)."""
+        """Return the widget's contents as `height` rows of `width` cells (both >= 1). Subclasses replace it; blank by
+        default.
+        """
         return blank(width, height)
 
     @property
     def palette(self) -> Palette:
-        """Colours and glyphs of the app's theme on this widget's background."""
+        """Colours and glyphs for the app's theme and this widget's background."""
         if self._palette is None:
             self._palette = Palette(
                 self.app.current_theme.dark,
@@ -72,13 +74,13 @@ class Canvas(Widget):
         return self._palette
 
     def notify_style_update(self) -> None:
-        """Discard cached colours after a change of theme or style."""
+        """Discard the cached colours, since the theme or a style has changed."""
         super().notify_style_update()
         self._palette = None
         self._drawn_for = ()
 
     def redraw(self) -> None:
-        """Draw again and repaint the cells that changed."""
+        """Draw the widget again and repaint the cells that changed. Nothing while it is hidden."""
         size = self.size  # evaluated once: the property is expensive in Textual
         if not self.is_mounted or not size or not self.display:
             self._drawn_for = ()
@@ -103,7 +105,7 @@ class Canvas(Widget):
         return self._rows
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Strips of a region from the last drawing, redrawn if size or colours changed.
+        """Strips of a region, from the last drawing; drawn again first if size or colours have changed.
 
         Bypasses Textual's style rules, which take longer than the drawing: cells have complete styles, and a canvas has
         neither border nor padding. Only a line under the mouse with a click action takes Textual's path.
@@ -117,7 +119,7 @@ class Canvas(Widget):
         return [strip if (first, last) == (0, strip.cell_length) else strip.crop(first, last) for strip in strips]
 
     def render_line(self, y: int) -> Strip:
-        """Strip of a complete line, as in `render_lines`."""
+        """Strip of the complete line `y`, as in `render_lines`."""
         rows = self._current()
         return self._strip(y, rows[y]) if 0 <= y < len(rows) else Strip.blank(self.size.width)
 
@@ -128,7 +130,7 @@ class Canvas(Widget):
         )
 
     def _strip(self, y: int, row: Row) -> Strip:
-        """Strip of a row; the cached one if the row is the same object."""
+        """Strip of a row of cells; the cached one if the row is the same object."""
         known = self._strips.get(y)
         if known is not None and known[0] is row:
             return known[1]

@@ -15,7 +15,7 @@ EMPTY = Cell(" ", Style())
 
 
 def blank(width: int, height: int) -> Rows:
-    """Rows of empty cells."""
+    """Empty cells as `height` rows of `width`."""
     return [(EMPTY,) * width] * height
 
 
@@ -30,8 +30,8 @@ def styled(text: str, style: Style) -> Row:
 
 
 def line(pieces: Iterable[Piece], width: int, rest: Cell = EMPTY) -> Row:
-    """Concatenate pieces to a row of `width` cells. The first non-blank piece is cut if necessary; every other piece
-    that does not fit ends the row.
+    """Concatenate pieces of text to a row of `width` cells, filled with `rest`. The first non-blank piece is cut if
+    necessary; any other that does not fit ends the row.
     """
     row: Row = ()
     for text, style in pieces:
@@ -44,7 +44,7 @@ def line(pieces: Iterable[Piece], width: int, rest: Cell = EMPTY) -> Row:
 
 
 def justified(left: Iterable[Piece], right: Iterable[Piece], width: int) -> Row:
-    """`left` at the left edge and `right` at the right edge; `right` is left out if both do not fit."""
+    """Row with `left` at its left edge and `right` at its right edge; `right` is left out if both do not fit."""
     left, right = list(left), list(right)
     used = sum(len(text) for text, _ in left)
     free = width - used - 1
@@ -63,8 +63,8 @@ def framed(
     focused: bool = False,
     bottom: Sequence[Cell | None] = (),
 ) -> Rows:
-    """Frame `inside` (rows of `width` - 2 cells, `width` >= 6), with the title in the upper edge and `bottom` in the
-    lower one.
+    """Draw a box around `inside` (rows of `width` - 2 cells, `width` >= 6), with the title in its upper edge and the
+    cells `bottom` in the lower one. `focused`: a heavier, coloured box.
     """
     style = Style("focus" if focused else "border")
     top_left, across, top_right, upright, bottom_right, bottom_left = styled(
@@ -81,7 +81,7 @@ def framed(
 
 
 def sentence(text: str, width: int, height: int) -> Rows:
-    """`text` wrapped, centered and dim."""
+    """Rows of cells with `text` wrapped, centered and dim."""
     rows = blank(width, height)
     lines = textwrap.wrap(text, max(1, width))[:height]
     above = (height - len(lines)) // 2
@@ -91,5 +91,5 @@ def sentence(text: str, width: int, height: int) -> Rows:
 
 
 def text_of(rows: Rows) -> list[str]:
-    """Text of each row."""
+    """Text of each row of cells."""
     return ["".join([cell.character for cell in row]) for row in rows]

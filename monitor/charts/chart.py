@@ -22,14 +22,14 @@ _CROWDED = 6  # cells: if routine marks are closer than this on average, only th
 
 
 class ChartMark(NamedTuple):
-    """Event on the x axis; `place` is its position from 0 (left) to 1 (right)."""
+    """Event on a chart's x axis; `position` is from 0 (left) to 1 (right)."""
 
     kind: str  # checkpoint, eval, resume, not_finite
     position: float
 
 
 class ChartData(NamedTuple):
-    """Contents of a chart. Texts are printable; `points` are two per cell of the plot (`Chart.plot_columns`)."""
+    """All that a chart shows. Texts are printable; `points` are two per cell of the plot (`Chart.plot_columns`)."""
 
     title: str = ""
     value: str = ""  # newest, with its unit
@@ -54,7 +54,7 @@ class ChartData(NamedTuple):
 
 
 class ChartState:
-    """State of a chart between two frames: y range, y labels, and cached columns."""
+    """What a chart keeps from frame to frame: its y range, y labels, and cached columns."""
 
     def __init__(self) -> None:
         self.shown: Range | None = None
@@ -62,14 +62,14 @@ class ChartState:
         self.gutter: tuple[tuple[object, ...], Rows] = ((), [])
 
     def reset_range(self) -> None:
-        """Discard the y range, so that the next drawing recomputes it. Call it when the window, axis or smoothing
-        changes.
+        """Discard the y range, so that the next drawing fits it to the points. Call it when the window, axis or
+        smoothing changes.
         """
         self.shown = None
 
 
 class Layout(NamedTuple):
-    """Sizes of a chart's parts in cells."""
+    """Sizes in cells of the parts of a chart: box, title, y labels, plot."""
 
     framed: bool
     titled: bool
@@ -79,7 +79,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, width: int, height: int) -> Layout:
-        """Layout for a size (both >= 1); a small chart has neither frame nor y labels."""
+        """Layout for a chart's size in cells (both >= 1); a small chart has neither box nor y labels."""
         framed = width >= 10 and height >= 4
         titled = framed or height >= 2
         inner = width - 2 * framed
@@ -90,7 +90,9 @@ class Layout(NamedTuple):
 def draw_chart(
     data: ChartData, width: int, height: int, palette: Palette, memory: ChartState, focused: bool = False
 ) -> Rows:
-    """Draw a chart as `height` rows of `width` cells (both >= 1)."""
+    """Draw a chart as `height` rows of `width` cells (both >= 1). `memory` keeps the y range between frames; `focused`
+    draws a heavier box.
+    """
     layout = Layout.of(width, height)
     inner = _inside(data, layout, palette.glyphs, memory)
     title = _title_pieces(data, width - 6 if layout.framed else width)
@@ -143,7 +145,9 @@ def _gutter(shown: Range, height: int, width: int) -> Rows:
 
 
 def y_labels(shown: Range, height: int, cells: int) -> dict[int, str]:
-    """Y labels by row; a taller plot has more. A label whose rounded value is off by more than a row is left out."""
+    """Labels of the y axis by row, at most `cells` wide; more for a higher plot. A label whose rounded value is off by
+    more than a row is left out.
+    """
     labels: dict[int, str] = {}
     for value in ticks(shown, 5 if height >= 16 else 4 if height >= 7 else 2 if height >= 3 else 1):
         position, text = shown.position(value) or 0.0, tick_text(value, cells)
@@ -158,7 +162,7 @@ def _cell_of(mark: ChartMark, layout: Layout) -> int:
 
 
 def _x_axis(data: ChartData, layout: Layout, glyphs: Glyphs) -> list[Cell | None]:
-    """Lower edge: x at both ends and marks between; None where the frame shows."""
+    """Cells of a chart's lower edge: x at both ends and marks between; None where the box's line shows."""
     width = layout.gutter + layout.plot_width
     cells: list[Cell | None] = [None] * width
     for kind in _KINDS:
@@ -189,8 +193,8 @@ def _mark_cell(kind: str, glyphs: Glyphs) -> Cell:
 
 
 def _title_pieces(data: ChartData, width: int) -> list[Piece]:
-    """Name, newest value, trend, rate, best. If there is not enough width, first the rate is left out, then the best,
-    then the arrow.
+    """Title of a chart: name, newest value, trend, rate, best. If the width is too small, first the rate is left out,
+    then the best value, then the arrow.
     """
     pieces: list[Piece] = [(data.title, Style("text"))]
     if data.value:
@@ -209,7 +213,7 @@ def _title_pieces(data: ChartData, width: int) -> list[Piece]:
 
 
 class Chart(Canvas):
-    """Widget of a chart. `show` sets its contents; `plot_columns` is the number of points that fit."""
+    """Widget that shows a chart. `show` sets its data; `plot_columns` is the number of points that fit."""
 
     DEFAULT_CSS = "Chart { width: 1fr; height: 1fr; }"
 
@@ -220,12 +224,12 @@ class Chart(Canvas):
 
     @property
     def plot_columns(self) -> int:
-        """Number of points that fit, two per cell; 0 before the widget has a size."""
+        """Number of points that fit in the plot, two per cell; 0 before the widget has a size."""
         return 2 * Layout.of(*self.size).plot_width if self.size else 0
 
     def show(self, data: ChartData, *, refit: bool = False) -> None:
-        """Draw `data`, repainting only cells that changed. `refit` recomputes the y range; pass it when the window,
-        axis or smoothing changes.
+        """Draw a chart's data, repainting only cells that changed. `refit` fits the y range anew; pass it when the
+        window, axis or smoothing changes.
         """
         if refit or data.log_y != self.data.log_y:
             self.memory.reset_range()
@@ -234,5 +238,5 @@ class Chart(Canvas):
             self.redraw()
 
     def draw(self, width: int, height: int, palette: Palette) -> Rows:
-        """Draw the chart in a size."""
+        """Rows of cells with the chart, for a widget of this size."""
         return draw_chart(self.data, width, height, palette, self.memory, self.data.chosen)

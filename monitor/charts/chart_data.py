@@ -19,7 +19,9 @@ _LEAST_TITLE = 6
 
 
 class ChartContext(NamedTuple):
-    """State shared by all charts of a screen."""
+    """State that all charts of the screen share: the view, the window of x, marks, the overlay, and values that differ
+    from the series' while the screen is frozen.
+    """
 
     view: View
     window: tuple[float, float] | None  # range of x; None: no record yet
@@ -38,7 +40,7 @@ class ChartContext(NamedTuple):
 
 
 def chart_data(series: Series, context: ChartContext, columns: int) -> ChartData:
-    """Contents of a chart with space for `columns` points."""
+    """Data of a metric's chart whose plot has `columns` points."""
     view, held = (
         context.view,
         (context.held or {}).get(series.name) or TitleValues(series.latest, series.trend_per_min, series.best),
@@ -110,13 +112,15 @@ def _latest(series: Series, unit: str) -> str:
 
 
 def _cut_title(title: str, value_cells: int, columns: int) -> str:
-    """Cut the title so that the value fits next to it; `columns` are two per cell of the plot."""
+    """Cut a chart's title to the cells that its newest value, `value_cells` wide, leaves in the title line. `columns`
+    is the number of plot points, two per cell; 0: do not cut.
+    """
     width = columns // 2 + gutter(columns // 2 + GUTTER) - 3
     return cut(title, max(_LEAST_TITLE, width - value_cells - 2)) if columns else title
 
 
 def mark_x(mark: Mark, axis: Axis) -> float:
-    """Position of a mark on an axis."""
+    """Position of a mark on an x axis: its step, wall seconds or iteration."""
     return mark.step if axis == "step" else mark.wall_s if axis == "wall" else mark.iteration
 
 
@@ -139,7 +143,7 @@ def _until(points: Sequence[Point | None], context: ChartContext) -> Sequence[Po
 
 
 def index_of(x: float, window: tuple[float, float], columns: int) -> int:
-    """Index of the point of a window that contains x."""
+    """Index of the plot point, of `columns` over the window (first, last), that covers x."""
     first, last = window
     return min(max(int((x - first) / (last - first) * columns), 0), columns - 1) if last > first else 0
 
@@ -157,7 +161,9 @@ def _cursor(name: str, context: ChartContext, columns: int) -> int | None:
 
 
 def _reading(points: Sequence[Point | None], cursor: int, context: ChartContext, second: Sequence[Point | None]) -> str:
-    """Value at the cursor, also of the overlay: that of the nearest non-empty point within a few."""
+    """Text with the value at the cursor, and the overlay's (`second`): that of the nearest non-empty point within a
+    few.
+    """
     first, last = context.window or (0.0, 0.0)
     text = metric_text.cursor_text(
         context.view.axis, first + (cursor + 0.5) / len(points) * (last - first), _nearest(points, cursor)

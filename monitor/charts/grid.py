@@ -14,10 +14,10 @@ from monitor.data.snapshot import Series
 
 
 class MetricChart(Chart):
-    """Chart of one metric, which may change."""
+    """Chart of one metric in the grid; the metric changes when the user scrolls or filters."""
 
     class Chosen(Message):
-        """Posted when the chart is clicked."""
+        """Posted with the chart's metric when the chart is clicked."""
 
         def __init__(self, metric: str) -> None:
             super().__init__()
@@ -31,11 +31,13 @@ class MetricChart(Chart):
 
     @property
     def metric(self) -> str:
-        """Name of the metric; empty for an unused chart."""
+        """Name of the chart's metric; "" for an unused chart."""
         return "" if self.series is None else self.series.name
 
     def show_series(self, series: Series | None, context: ChartContext, *, refit: bool) -> None:
-        """Draw a metric, repainting only cells that changed. None hides the chart."""
+        """Draw the chart of a metric, repainting only cells that changed. None hides the chart; `refit` fits the y
+        range anew.
+        """
         refit = refit or (series and series.name) != (self.series and self.series.name)
         self.series, self._chart_context = series, context
         self.visible = series is not None
@@ -48,19 +50,19 @@ class MetricChart(Chart):
         return chart_data(self.series, self._chart_context._replace(glyphs=self.palette.glyphs), self._columns)
 
     def draw(self, width: int, height: int, palette: Palette) -> Rows:
-        """Draw the chart in a size, with as many points as fit."""
+        """Rows of cells with the chart, for a widget of this size; its points are resampled if their number changes."""
         if self._columns != self.plot_columns:
             self.data = self._chart_data()
         return super().draw(width, height, palette)
 
     def on_click(self) -> None:
-        """Select this chart."""
+        """Post `Chosen`, which selects this chart."""
         if self.metric:
             self.post_message(self.Chosen(self.metric))
 
 
 class ChartGrid(Widget):
-    """Charts in rows and columns; `set_grid` sets their number. Charts without a metric stay empty."""
+    """Grid of metric charts; `set_grid` sets its rows and columns. Charts without a metric stay empty."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -68,7 +70,7 @@ class ChartGrid(Widget):
         self._fitted_for: tuple[object, ...] = ()
 
     def set_grid(self, columns: int, rows: int) -> None:
-        """Provide `columns` x `rows` charts and hide the others."""
+        """Show `columns` x `rows` charts and hide the others."""
         if (self.styles.grid_size_columns, self.styles.grid_size_rows) != (columns, rows) and columns and rows:
             self.styles.grid_size_columns, self.styles.grid_size_rows = columns, rows
         new = [MetricChart() for _ in range(columns * rows - len(self.charts))]
@@ -81,7 +83,7 @@ class ChartGrid(Widget):
                 chart.display = shown
 
     def show(self, names: Sequence[str], series: Mapping[str, Series], context: ChartContext) -> None:
-        """Draw one metric per chart."""
+        """Draw the metrics `names`, one in each chart."""
         view = context.view
         # y ranges are recomputed when one of these changes
         key = view.axis, view.zoom, view.end, view.smoothing, context.overlay is None

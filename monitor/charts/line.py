@@ -19,8 +19,8 @@ _LONGEST_CELLS = 2000
 
 
 class Piece(NamedTuple):
-    """Text in one style. `action` is the name of the action that a click runs: a constant of this
-    program, never data.
+    """Text in one style. `action` is the name of the action that a click runs: a constant of this program, never
+    data.
     """
 
     text: str
@@ -82,7 +82,7 @@ _ASCII = str.maketrans(
 
 
 def clean(text: str, *, ascii_only: bool = False) -> str:
-    """`text` as it may be written to a terminal; with `ascii_only` in ASCII, cell for cell."""
+    """Text without control and invisible characters, safe for a terminal; with `ascii_only` in ASCII, cell for cell."""
     if not text.isascii():
         if ascii_only:
             text = text.translate(_ASCII)
@@ -113,7 +113,7 @@ def characters(text: str) -> list[str]:
 
 
 def row_of(line: Line) -> Row:
-    """Convert a line to cells."""
+    """Cells of a line of text pieces."""
     row: list[Cell] = []
     for piece in line:
         row += _cells_of(piece)
@@ -122,13 +122,13 @@ def row_of(line: Line) -> Row:
 
 @lru_cache(4096)
 def _cells_of(piece: Piece) -> Row:
-    """Convert a piece to cells. Cached, so that equal cells are usually the same object, which compares fast."""
+    """Cells of a text piece. Cached, so that equal cells are usually the same object, which compares fast."""
     style = Style(piece.fore, piece.back, piece.bold, piece.action)
     return tuple(Cell(character, style) for character in characters(piece.text))
 
 
 def of_cells(row: Row) -> Line:
-    """Convert a row of cells to pieces."""
+    """Text pieces of a row of cells."""
     return tuple(
         Piece("".join([cell.character for cell in run]), style.fore, style.bold, style.back)
         for style, run in groupby(row, STYLE_OF)
@@ -136,7 +136,7 @@ def of_cells(row: Row) -> Line:
 
 
 def width_of(text: str) -> int:
-    """Width of a text in cells."""
+    """Width of a text in terminal cells."""
     return len(text) if text.isascii() else _width_of(text)
 
 
@@ -146,19 +146,19 @@ def _width_of(text: str) -> int:
 
 
 def length(line: Iterable[Piece]) -> int:
-    """Width of a line in cells."""
+    """Width of a line of pieces in terminal cells."""
     return sum(width_of(piece.text) for piece in line)
 
 
 def cut(text: str, limit_cells: int) -> str:
-    """`text` in at most `limit_cells`, ending with an ellipsis if it was cut."""
+    """Text in at most `limit_cells` terminal cells, ending with an ellipsis if it was cut."""
     if width_of(text) <= limit_cells:
         return text
     return safe(text, limit_cells) if limit_cells > 0 else ""
 
 
 def padded(text: str, width: int) -> str:
-    """`text` cut or padded to exactly `width` cells."""
+    """Text cut or padded with spaces to exactly `width` terminal cells."""
     text = cut(text, width)
     return text + " " * (width - width_of(text))
 
@@ -179,7 +179,7 @@ def broken(text: str, width: int) -> list[str]:
 
 
 def fit(line: Sequence[Piece], width: int) -> Line:
-    """Cut (with an ellipsis) or pad a line to exactly `width` cells."""
+    """Line cut (with an ellipsis) or padded to exactly `width` cells."""
     used, fitted = 0, []
     for piece in line:
         used_cells = width_of(piece.text)
@@ -198,7 +198,7 @@ def fit(line: Sequence[Piece], width: int) -> Line:
 
 
 def justified(left: Sequence[Piece], right: Sequence[Piece], width: int) -> Line:
-    """`left` at the left edge and `right` at the right edge; `left` is cut if both do not fit."""
+    """Line with `left` at its left edge and `right` at its right edge; `left` is cut if both do not fit."""
     left_width = width - length(right)
     if left_width <= 0:
         return fit(right, width)
@@ -206,7 +206,7 @@ def justified(left: Sequence[Piece], right: Sequence[Piece], width: int) -> Line
 
 
 def flow(parts: Iterable[Sequence[Piece]], width: int, gap: int = 3) -> list[Line]:
-    """Arrange parts one after the other, with line breaks between parts."""
+    """Lines of parts one after the other, `gap` cells apart, broken only between parts."""
     lines: list[list[Piece]] = [[]]
     used = 0
     for part in parts:
@@ -223,7 +223,7 @@ def flow(parts: Iterable[Sequence[Piece]], width: int, gap: int = 3) -> list[Lin
 
 
 def wrapped(text: str, width: int, indent: str = "", first: str = "") -> list[str]:
-    """Wrap `text` into lines of at most `width` characters. The first starts with `first`, all others with `indent`.
-    Counts characters, so `text` must not contain wide ones.
+    """Wrap `text` into lines of at most `width` characters, the first after `first`, all others after `indent`. Wide
+    characters are counted as one.
     """
     return textwrap.wrap(text, max(width, len(indent) + 8), initial_indent=first, subsequent_indent=indent) or [""]

@@ -17,7 +17,7 @@ _MARKED = 0.05  # relative change per minute for the worse above which the arrow
 
 
 class MetricText(NamedTuple):
-    """Parts of a chart's title; empty where the value is unknown."""
+    """Texts for a metric's value, trend, rate and best value; "" where unknown."""
 
     value: str = ""
     trend: str = ""  # an arrow
@@ -35,7 +35,7 @@ def with_unit(value: float | None, unit: str = "") -> str:
 
 
 def signed(value: float) -> str:
-    """Format a change: +1.2, -0.03."""
+    """Format a change with its sign: +1.2, -0.03."""
     return number(value) if value < 0 else f"+{number(value)}"
 
 
@@ -47,7 +47,7 @@ def metric_text(
     higher_better: bool | None = None,
     glyphs: Glyphs = UNICODE,
 ) -> MetricText:
-    """Format a metric. A trend below half a percent per minute has no arrow."""
+    """Format a metric's value, trend and best value. A trend below half a percent per minute has no arrow."""
     best_text = "" if best is None or not math.isfinite(best) else f"best {with_unit(best, unit)}"
     if value is None:
         return MetricText("-", best=best_text)
@@ -70,12 +70,14 @@ def figure_text(figure: Figure, glyphs: Glyphs = UNICODE) -> MetricText:
 
 
 def axis_text(axis: Axis, x: float) -> str:
-    """Label of the x axis: 341 M, 0:02:41, 1.3 k."""
+    """Format an x of an axis: 341 M (step), 0:02:41 (wall), 1.3 k (iteration)."""
     return duration(x) if axis == "wall" else count(x)
 
 
 def cursor_text(axis: Axis, x: float, point: Point | None, unit: str = "") -> str:
-    """Value at the inspection cursor: `at 212 M  0.44 (0.41 to 0.47)`, and whether some values were not finite."""
+    """Format the value at the inspection cursor: `at 212 M 0.44 (0.41 to 0.47)`, with a remark if some values were not
+    finite.
+    """
     if point is None:
         return f"at {axis_text(axis, x)}  no value"
     range_text = "" if point.low == point.high else f" ({number(point.low)} to {number(point.high)})"

@@ -21,7 +21,7 @@ _LINE_CONTRAST = 3.0  # WCAG minimum for graphics
 
 
 class Style(NamedTuple):
-    """Style of a cell: tokens of a `Palette`, or `#rrggbb`. An empty `back` is the theme's background.
+    """Style of a cell: colours as tokens of a `Palette` or `#rrggbb`. An empty `back` is the theme's background.
 
     `action` is the name of the action that a click runs: a constant of this program, never data.
     """
@@ -33,7 +33,9 @@ class Style(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Character and its style. A wide character is followed by a cell with an empty character, for its right half."""
+    """One terminal cell: a character and its style. A wide character is followed by a cell with an empty character, for
+    its right half.
+    """
 
     character: str
     style: Style
@@ -46,7 +48,7 @@ Rows = list[Row]
 
 
 class Glyphs(NamedTuple):
-    """Characters by meaning, each one cell wide."""
+    """Characters that charts and bars are drawn with, each one cell wide."""
 
     braille: bool = True
     box: str = "╭─╮│╯╰"  # top left, horizontal, top right, vertical, bottom right, bottom left
@@ -94,24 +96,24 @@ def hexadecimal(red: float, green: float, blue: float) -> str:
 
 
 def mix(colour: str, ground: str, share: float) -> str:
-    """Blend: `share` of `colour`, the rest `ground`."""
+    """Colour between two: `share` (0 to 1) of `colour`, the rest of `ground`."""
     return hexadecimal(*(share * a + (1 - share) * b for a, b in zip(channels(colour), channels(ground), strict=True)))
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance, 0 to 1 (WCAG 2)."""
+    """Relative luminance of a colour, 0 to 1 (WCAG 2)."""
     linear = [(c / 255 / 12.92) if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in channels(colour)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def contrast(one: str, other: str) -> float:
-    """Contrast ratio, 1 to 21 (WCAG 2)."""
+    """Contrast ratio of two colours, 1 to 21 (WCAG 2)."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
 def readable(colour: str, ground: str, least: float = _LINE_CONTRAST) -> str:
-    """Move `colour` towards white on a dark background, or black on a light one, until its contrast ratio is at least
+    """Colour moved towards white on a dark background, or black on a light one, until its contrast ratio is at least
     `least`.
     """
     pole = "#FFFFFF" if luminance(ground) < 0.18 else "#000000"
@@ -123,7 +125,7 @@ def readable(colour: str, ground: str, least: float = _LINE_CONTRAST) -> str:
 
 
 class Palette:
-    """Colours of tokens, and glyphs, on one terminal. Palettes with the same `key` draw the same."""
+    """Colours by token, and glyphs, for one theme and background. Palettes with equal `key` draw equally."""
 
     def __init__(self, dark: bool = True, ground: str | None = None, ascii_only: bool = False) -> None:
         self.dark = dark

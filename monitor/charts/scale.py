@@ -24,12 +24,12 @@ GUTTER, _GUTTER_FROM = 6, 22
 
 
 def gutter(inner: int) -> int:
-    """Cells that y labels take of a chart with `inner` cells within its frame."""
+    """Number of cells for y labels in a chart with `inner` cells within its box; 0 in a narrow one."""
     return GUTTER if inner >= _GUTTER_FROM else 0
 
 
 class Range(NamedTuple):
-    """Range of y from `low` to `high` (low < high); a log range stores exponents of ten."""
+    """Range of a y axis from `low` to `high` (low < high); a log range stores exponents of ten."""
 
     low: float
     high: float
@@ -37,11 +37,13 @@ class Range(NamedTuple):
 
     @property
     def span(self) -> float:
-        """Size of the range."""
+        """Difference between the ends of the range."""
         return self.high - self.low
 
     def position(self, value: float) -> float | None:
-        """Relative position of `value`: 0 at the bottom, 1 at the top; None if a log axis cannot show it."""
+        """Relative position of `value` on the axis: 0 at `low`, 1 at `high`, below 0 or above 1 outside; None if a log
+        axis cannot show it.
+        """
         if self.log:
             if value <= _TINY:
                 return None
@@ -56,7 +58,9 @@ def nice_step(least: float) -> float:
 
 
 def _extent(points: Iterable[Point | None], log: bool) -> tuple[float, float] | None:
-    """Extent of the y axis: all means, and the bands except outliers."""
+    """Smallest and largest y of the points: of all means, and of bands except outliers. None if nothing can be
+    shown.
+    """
     lows: tuple[float, ...]
     means: tuple[float, ...]
     highs: tuple[float, ...]
@@ -106,7 +110,7 @@ def _rounded(low: float, high: float, log: bool) -> Range:
 
 
 def y_range(points: Iterable[Point | None], log: bool = False, previous: Range | None = None) -> Range | None:
-    """Range for `points`: the previous one while it is suitable; None if nothing can be shown.
+    """Range of the y axis for points: `previous` as long as it suits them; None if nothing can be shown.
 
     A new range is chosen when values leave the previous one or fill less than two fifths of it; it has a margin of 15
     %.
@@ -164,13 +168,13 @@ def _trim(text: str) -> str:
 
 
 def tick_value(text: str) -> float:
-    """Value of a `tick_text`."""
+    """Value that a `tick_text` shows."""
     power = " kMGT".find(text[-1])
     return float(text[:-1]) * 1000.0**power if power > 0 else float(text)
 
 
 def ticks(shown: Range, most: int) -> Sequence[float]:
-    """Values to label, evenly spaced, at most `most` (>= 1), including both ends if two fit."""
+    """Evenly spaced values of a range to label, at most `most` (>= 1), including both ends if two fit."""
     if most <= 1:
         values = [shown.high]
     else:
@@ -183,8 +187,8 @@ def ticks(shown: Range, most: int) -> Sequence[float]:
 
 
 def window(first: float, last: float, previous: tuple[float, float] | None = None) -> tuple[float, float]:
-    """Range of x for data from `first` to `last`; it ends at the next nice boundary, so that columns do not move while
-    records arrive.
+    """Range of the x axis for data from `first` to `last`. It ends at the next round number, so that columns do not
+    move while records arrive.
 
     The end is the next of 1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8 times a power of ten after `last`, measured from the
     start: on average a tenth of the width is free. `previous` is kept while the data lie in it and fill more than half

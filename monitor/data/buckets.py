@@ -16,8 +16,8 @@ from monitor.data.snapshot import Point
 
 
 class Level:
-    """Buckets of `size` records: their ends on the three axes and their record counts. The last one may
-    be incomplete.
+    """Buckets of `size` records each, the same for all curves: their ends on the three axes (step, wall seconds,
+    iteration) and their record counts. The last one may be incomplete.
     """
 
     __slots__ = ("begins", "ends", "filled", "size")
@@ -29,7 +29,7 @@ class Level:
         self.filled = array("Q")
 
     def cut(self, first: int, last: int) -> None:
-        """Keep the buckets [first, last)."""
+        """Remove all buckets but [first, last)."""
         if first:
             self.begins = [ends[first - 1] for ends in self.ends]
         for one in (*self.ends, self.filled):
@@ -38,8 +38,8 @@ class Level:
 
 
 class Levels:
-    """Levels of a run, from single records to the coarsest, which covers the whole run. Hold `lock` to change or read
-    them.
+    """Bucket levels of a run, from single records to the coarsest, which covers the whole run. Hold `lock` to read or
+    change them.
     """
 
     def __init__(self) -> None:
@@ -54,8 +54,8 @@ class Levels:
         return (ends[0][-1], ends[1][-1], ends[2][-1]) if ends[0] else None
 
     def choose(self, axis: int, first: float, last: float, wanted: int) -> int:
-        """Index of the coarsest level with at least `wanted` buckets in [first, last], else of the finest that reaches
-        back to `first`. The lock is held.
+        """Index of the coarsest level with at least `wanted` buckets in [first, last] of an axis, else of the finest
+        that reaches back to `first`. Call it with the lock held.
         """
         reaching = [index for index, level in enumerate(self.all) if level.begins and level.begins[axis] <= first]
         finest = reaching[0] if reaching else len(self.all) - 1
@@ -67,8 +67,8 @@ class Levels:
 
 
 class CurveBuckets:
-    """Values of one curve in the buckets of a level. An empty bucket has low = inf, high = -inf, so that min, max and
-    sum need no special case.
+    """Minimum, maximum, sum and counts of one curve in each bucket of a level. An empty bucket has low = inf, high =
+    -inf, so that min, max and sum need no special case.
     """
 
     __slots__ = ("bad", "count", "high", "low", "total")
@@ -78,7 +78,7 @@ class CurveBuckets:
         self.count, self.bad = array("I"), array("I")
 
     def cut(self, first: int, last: int) -> None:
-        """Keep the buckets [first, last)."""
+        """Remove all buckets but [first, last)."""
         for one in (self.low, self.high, self.total, self.count, self.bad):
             del one[last:]
             del one[:first]
@@ -102,7 +102,7 @@ class CurveBuckets:
         self.bad[-1] += bad
 
     def of(self, first: int, last: int) -> tuple[float, float, float, int, int]:
-        """Merge the buckets [first, last), at least one."""
+        """Merge the buckets [first, last), at least one, to (low, high, total, count, bad)."""
         return (
             min(self.low[first:last]),
             max(self.high[first:last]),
@@ -112,7 +112,7 @@ class CurveBuckets:
         )
 
     def point(self, first: int, last: int) -> Point | None:
-        """Buckets [first, last) as a point; None if they hold no finite value."""
+        """Point of a chart for the buckets [first, last); None if they hold no finite value."""
         if last - first == 1:
             count, low, high, total, bad = (
                 self.count[first],
@@ -144,8 +144,8 @@ def _mean(low: float, high: float, total: float, count: int) -> float:
 
 
 def aggregate(values: Sequence[float], must_be_finite: bool) -> tuple[float, float, float, int, int]:
-    """Minimum, maximum, sum and count of the finite values, and the number of non-finite ones. NaN counts only if
-    `must_be_finite`.
+    """Minimum, maximum, sum and count of the finite values, and the number of non-finite ones. NaN counts as non-finite
+    only with `must_be_finite`, else as no value.
     """
     total = sum(values)
     if math.isfinite(total):
@@ -156,8 +156,8 @@ def aggregate(values: Sequence[float], must_be_finite: bool) -> tuple[float, flo
 
 
 class BucketPlan(NamedTuple):
-    """Mapping of new records to a level's buckets: the first `joined` go into the open bucket, then one bucket starts
-    at each of `starts`.
+    """Assignment of new records to a level's buckets: the first `joined` go into the incomplete bucket, then one bucket
+    starts at each of `starts`. `emptied`: earlier buckets are removed.
     """
 
     joined: int

@@ -22,7 +22,7 @@ _NEGLIGIBLE = 0.02  # weight below which values before the window no longer affe
 
 
 class Column(NamedTuple):
-    """Description of a metric for drawing."""
+    """Properties of a metric for drawing: name, label, unit, axis, and whether higher is better."""
 
     name: str
     label: str
@@ -35,7 +35,7 @@ class Column(NamedTuple):
 
 
 class Curve:
-    """Metric of a table (`monitor.data.snapshot.Series`). Live: results always include the newest records."""
+    """Values of one metric of a run (a `monitor.data.snapshot.Series`). Results always include the newest records."""
 
     def __init__(self, levels: Levels, column: Column) -> None:
         (
@@ -59,7 +59,7 @@ class Curve:
     # writing
 
     def add(self, index: int, plan: BucketPlan, values: Sequence[float]) -> None:
-        """Add the values of new records to level `index` as the plan describes. The lock is held."""
+        """Add the values of new records to level `index` as the plan describes. Call it with the lock held."""
         part, size, strict = self.parts[index], self._levels.all[index].size, self._must_be_finite
         if plan.emptied:
             part.cut(0, 0)
@@ -76,7 +76,7 @@ class Curve:
             part.append(*aggregate(values[start : start + size], strict))
 
     def update_latest(self, values: Sequence[float]) -> None:
-        """Update the newest finite value and the number of non-finite ones."""
+        """Update `latest` and `not_finite` by the values of new records."""
         self.latest = next((float(value) for value in reversed(values) if math.isfinite(value)), self.latest)
         if not math.isfinite(sum(values)):
             self.not_finite += aggregate(values, self._must_be_finite)[4]
@@ -95,7 +95,7 @@ class Curve:
 
     @property
     def best(self) -> float | None:
-        """Largest value so far if higher is better, else None."""
+        """Largest value so far if higher is better; else None."""
         if not self.higher_better:
             return None
         if self._best[0] != self._levels.version:
@@ -104,8 +104,8 @@ class Curve:
 
     @property
     def trend_per_min(self) -> float | None:
-        """Slope over the last minute of wall time by Tukey's resistant line (medians of the first and the last third),
-        which is robust to outliers.
+        """Slope per minute over the last minute of wall time: Tukey's resistant line (through the medians of the first
+        and the last third), which outliers do not change. None if there are too few points.
 
         Recomputed when the newest record has moved by a second in either direction.
         """
@@ -140,7 +140,7 @@ class Curve:
         return slope if math.isfinite(slope) else None
 
     def maximum(self, step: float | None = None) -> float | None:
-        """Largest finite value up to a step (None: of all); None without values."""
+        """Largest finite value up to a step (None: of the run); None without values."""
         with self._levels.lock:
             high = self.parts[-1].high
             largest = max(
@@ -149,8 +149,8 @@ class Curve:
         return largest if math.isfinite(largest) else None
 
     def first_best_newest(self, step: float | None = None) -> tuple[float, float, float] | None:
-        """First value (mean of its bucket), maximum and newest value up to a step (None: of all); None
-        without values.
+        """First value (mean of its bucket), maximum and newest value up to a step (None: of the run); None without
+        values.
         """
         with self._levels.lock:
             part, end = self.parts[-1], len(self.parts[-1].count)
@@ -164,8 +164,8 @@ class Curve:
             return part.total[first] / part.count[first], max(part.high[:end]), newest
 
     def means(self, index: int, starts: range, end: int) -> list[float]:
-        """Means of a level's buckets up to `end`, `starts.step` buckets each; NaN for a group without values. The lock
-        is held.
+        """Mean of each group of `starts.step` buckets of level `index`, up to bucket `end`; NaN for a group without
+        values. Call it with the lock held.
         """
         part, size = self.parts[index], starts.step
         if size == 1:
@@ -178,7 +178,7 @@ class Curve:
         ]
 
     def extent(self, axis: Axis) -> tuple[float, float] | None:
-        """First and last x with a value, the first at the start of its bucket; None without values."""
+        """First and last x with a value on an axis, the first at the start of its bucket; None without values."""
         which = _AXES.index(axis)
         with self._levels.lock:
             level, part = self._levels.all[-1], self.parts[-1]
@@ -247,7 +247,9 @@ class Curve:
         return points
 
     def nearest(self, axis: Axis, x: float) -> tuple[float, Point] | None:
-        """Nearest point to x and its exact x: a single record if recent, else the finest bucket available."""
+        """Exact x and point of the value nearest to x: a single record if it is recent, else the finest bucket that is
+        left. None without values.
+        """
         which = _AXES.index(axis)
         with self._levels.lock:
             for index in range(self._levels.choose(which, x, x, 1 << 30), len(self.parts)):
@@ -265,7 +267,9 @@ class Curve:
 
 
 def _smoothed(points: list[Point | None], weight: float) -> list[Point | None]:
-    """Exponential moving averages with bias correction (Kingma & Ba, 2015)."""
+    """Exponential moving average of the points' means with bias correction (Kingma & Ba, 2015). `weight`: share of the
+    past, 0 to 1.
+    """
     smooth = mass = 0.0
     result: list[Point | None] = []
     for point in points:

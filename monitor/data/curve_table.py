@@ -35,8 +35,8 @@ _FACTOR, _FEWEST_BUCKETS, _FEW_METRICS = 4, 64, 64
 
 
 class Window(NamedTuple):
-    """Consecutive records or buckets: start of the first (step, wall, iteration), end of each, and means per metric
-    (NaN: no value).
+    """Consecutive records or buckets: x (step, wall, iteration) at the start of the first and at the end of each, and
+    mean values by metric (NaN: no value).
     """
 
     begin: tuple[float, ...]
@@ -48,8 +48,8 @@ class Window(NamedTuple):
 
 
 class CurveTable:
-    """Curves of a run over their common records. `extend` appends records; `rewind` drops those that a
-    resume repeats.
+    """Curves of all metrics of a run over its records, in bounded memory. `extend` appends records; `rewind` removes
+    those that a resume repeats.
     """
 
     def __init__(self, columns: Iterable[Column]) -> None:
@@ -63,7 +63,7 @@ class CurveTable:
 
     @property
     def version(self) -> int:
-        """Increases with every change."""
+        """Number that increases with every change."""
         return self.levels.version
 
     @property
@@ -139,7 +139,9 @@ class CurveTable:
             self.levels.all.append(above)
 
     def _plan(self, level: Level, edges: Sequence[array[float]], origin: Sequence[float], *, top: bool) -> BucketPlan:
-        """Append the x values of new records to a level and return how their values map to its buckets."""
+        """Append the x values of new records to a level. Returns how their values map to its buckets. `top`: the level
+        is the coarsest, of which no bucket is removed.
+        """
         count, size = len(edges[0]), level.size
         joined = min(count, size - level.filled[-1]) if level.filled and level.filled[-1] < size else 0
         starts = range(joined, count, size)
@@ -169,8 +171,8 @@ class CurveTable:
                     parts[index].cut(surplus, surplus + self.buckets)
 
     def rewind(self, step: float) -> None:
-        """Drop all records after `step`, where a resume started. A bucket that spans `step` is rebuilt from finer
-        levels as far as they reach back.
+        """Remove all records after `step`, where a resume started. A bucket across `step` is rebuilt from finer levels
+        as far as they reach back.
         """
         with self.levels.lock:
             for index, level in enumerate(self.levels.all):
@@ -193,7 +195,7 @@ class CurveTable:
                 curve.recompute_latest()
 
     def _mend(self, index: int, first: int) -> None:
-        """Append an open bucket to a level from the finer level's buckets from `first` on."""
+        """Append an incomplete bucket to level `index`, from the buckets of the finer level from `first` on."""
         level, finer = self.levels.all[index], self.levels.all[index - 1]
         end = len(finer.filled)
         if first >= end:
@@ -210,8 +212,8 @@ class CurveTable:
     # reading
 
     def window(self, seconds: float, fewest: int, names: Iterable[str], *, step: float | None = None) -> Window:
-        """Records of the last `seconds` up to a step (None: the newest), at least `fewest` of them if there are,
-        aggregated to fewer than twice `fewest` buckets.
+        """Records of the last `seconds` up to a step (None: the newest), but at least `fewest` if there are as many.
+        More than twice `fewest` are aggregated to buckets.
 
         `names` selects curves; unknown names are left out. The cost is independent of the record rate.
         """
@@ -238,8 +240,8 @@ class CurveTable:
             return Window(begin, steps, wall_s, iterations, records, values)
 
     def position(self, step: float) -> tuple[float, float, float] | None:
-        """Step, wall seconds and iteration of the newest record or bucket up to a step, or of the first one if all are
-        later; None without records.
+        """Step, wall seconds and iteration of the newest record or bucket up to a step; of the first one if all are
+        later. None without records.
         """
         with self.levels.lock:
             index = self.levels.choose(0, step, step, 1)

@@ -21,18 +21,18 @@ _DAY_S = 86_400
 
 
 class EventLog:
-    """Newest lines of the merged log; `add_new` appends. For use in one thread."""
+    """Newest lines of log.txt and events of the metrics file as one log, each message once. For use in one thread."""
 
     def __init__(self) -> None:
         self.lines: deque[LogLine] = deque(maxlen=_MOST_LINES)
         self._waiting: deque[LogLine] = deque(maxlen=_MOST_WAITING)  # events whose line may still arrive
 
     def add(self, line: LogLine) -> None:
-        """Append a line that comes from neither source."""
+        """Append a line that comes from neither log.txt nor the metrics file."""
         self.lines.append(line)
 
     def add_new(self, lines: Sequence[LogLine], events: Sequence[LogLine]) -> None:
-        """Append new log lines and new events, each in order. A line may arrive before its event or after it."""
+        """Append new lines of log.txt and new events, each in order. A line may arrive before its event or after it."""
         if not lines and not events:
             return
         known = [*self.lines, *lines]
@@ -75,8 +75,8 @@ def _merged(
     start: int,
     events_of_lines: dict[int, int],
 ) -> Iterable[LogLine]:
-    """Merge indexed lines with the numbered events that have no line. Such an event precedes the next line of a later
-    event or of a later clock.
+    """Yield log lines (with index) merged with the events (with number) that have no line. Such an event precedes the
+    next line of a later event or of a later clock.
     """
     left = deque(events)
     upcoming = deque(events_of_lines[index] for index, _ in lines if index in events_of_lines)
@@ -91,7 +91,7 @@ def _merged(
 
 
 def _session_start(lines: Sequence[LogLine]) -> int:
-    """Index of the first line of the last session."""
+    """Index of the first line of the last session; 0 without a mark."""
     return next((index for index in reversed(range(len(lines))) if lines[index].text.startswith(SESSION_MARK)), 0)
 
 
@@ -103,7 +103,7 @@ def _key(line: LogLine) -> str:
 
 
 def _merge(line: LogLine, event: LogLine) -> LogLine:
-    """Combine a line and its event: the line's clock, if any, the full text, the event's level."""
+    """Combine a line and its event to one line: the line's clock, if any, the full text, the event's level."""
     text = line.text if len(event.text) >= _SAME else event.text
     return LogLine(line.clock or event.clock, event.level, text.removeprefix("error: "), True)
 
@@ -119,6 +119,6 @@ def _is_due(numbered: tuple[int, LogLine], line: LogLine, upcoming: Sequence[int
 
 
 def _seconds(clock: str) -> int:
-    """Seconds since midnight."""
+    """Seconds since midnight of a clock `hh:mm:ss`."""
     hours, minutes, seconds = clock.split(":")
     return 3600 * int(hours) + 60 * int(minutes) + int(seconds)

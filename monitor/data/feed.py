@@ -37,8 +37,8 @@ _VERBS: Final = {"stop": "stop", "pause": "pause", "unpause": "resume", "checkpo
 
 
 class LiveFeed:
-    """`monitor.data.snapshot.Source` of a run's folder, for a live or an ended run. The first snapshot is ready when
-    the constructor returns.
+    """`monitor.data.snapshot.Source` of a run folder, live or ended, read by a thread. The first snapshot is ready when
+    the constructor returns. `readonly`: send no requests to the trainer.
     """
 
     def __init__(self, run: runs.Run, *, readonly: bool = False) -> None:
@@ -75,9 +75,7 @@ class LiveFeed:
     # the screen
 
     def snapshot(self) -> Snapshot:
-        """Return the newest snapshot, or after `seek` that of the given step; the same object while nothing has
-        changed.
-        """
+        """Newest snapshot, or after `seek` that of the step; the same object as long as nothing changes."""
         self._shown.set()
         with self._lock:
             assert self._published is not None
@@ -90,29 +88,31 @@ class LiveFeed:
             return self._seek_snapshot[2]
 
     def seek(self, step: float | None) -> None:
-        """Show figures, phases, health and progress as of a step; None: the newest. Curves stay complete."""
+        """Show figures, phases, health and progress as of a step; None: as of now. Curves stay complete."""
         with self._lock:
             self._seek_step, self._seek_snapshot = step, None
 
     def request(self, verb: Literal["stop", "pause", "unpause", "checkpoint"]) -> None:
-        """Send a request to the trainer. The result appears in the log; a refusal also appears as a notice."""
+        """Send a request to the trainer without waiting. The result appears in the log; a refusal also as a notice."""
         if self.readonly:
             self._report("this monitor is read-only and sends no requests", "warn")
             return
         threading.Thread(target=self._ask, args=(verb,), name=f"ask-{verb}", daemon=True).start()
 
     def watch(self, wanted: bool, *, mode: Literal["greedy", "sampled"] = "greedy", size: int = 64) -> None:
-        """Start or stop requesting frames of the agent. Call on a change only: the feed renews the request."""
+        """Start (`wanted`) or stop asking the trainer for frames of the agent. Call it on a change only: the feed
+        renews the request.
+        """
         self._wanted = (mode, size) if wanted and not self.readonly else None
         self._watch_s, self._watch_problem = float("-inf"), ""
         self._wake.set()
 
     def set_poll_interval(self, interval_s: float) -> None:
-        """Set the interval at which the screen reads snapshots; the feed need not poll more often."""
+        """Set the interval in seconds at which the screen takes snapshots; files are not read more often."""
         self._interval_s = min(max(interval_s, _FASTEST_S), _ENDED_S)
 
     def close(self) -> None:
-        """Stop reading. Returns once the thread has ended, or after one second."""
+        """Stop the reading thread. Returns once it has ended, or after one second."""
         self._closed = True
         self._wake.set()
         self._sampler.close()
@@ -156,7 +156,7 @@ class LiveFeed:
         self._publish(data, now_s)
 
     def _poll_history(self, now_s: float) -> None:
-        """Load the history in another thread if records are missing, and adopt it once it is loaded."""
+        """Load the history in another thread if records are missing, and use it once it is loaded."""
         while self._loaded:
             past, self._loading = self._loaded.popleft(), False
             if past is not None:
@@ -181,7 +181,7 @@ class LiveFeed:
             self._wake.set()
 
     def _poll_log(self) -> None:
-        """Add new log lines and new events."""
+        """Add new lines of log.txt and new events to the merged log."""
         events = self._reader.events
         for event in events:
             if event.text.startswith(_NO_PICTURE):
@@ -195,8 +195,8 @@ class LiveFeed:
         )
 
     def _check_health(self, data: RunData, now_s: float) -> tuple[tuple[PhaseShare, ...], tuple[Finding, ...]]:
-        """Phases and health. They are recomputed once a second, since they cover the last ten seconds, and at once if
-        the state or the timeline changes; the displayed values are always the current ones.
+        """Phases and health findings. The rules are applied once a second, since they cover ten seconds, and at once if
+        the state or the timeline changes; displayed values are always the current ones.
         """
         timeline, state = data.timeline, data.state.word
         if timeline is None:
@@ -289,7 +289,9 @@ class LiveFeed:
                 self._watch_problem = text.safe(error, 300)
 
     def _ask(self, verb: str) -> None:
-        """Send a request and report its result. Runs in a separate thread, since the answer may take long."""
+        """Send a request to the trainer and report its result. Runs in a separate thread, since the answer may take
+        long.
+        """
         action = _VERBS[verb]
         try:
             answer = control.ask(self._reader.run, verb, _ANSWER_S)

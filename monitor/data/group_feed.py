@@ -23,7 +23,9 @@ find = groups.find
 
 
 def rows(root: Path, everywhere: bool = True) -> list[RunRow]:
-    """Row of the run list for each group, newest first."""
+    """Rows of the run list for all groups in the folder `root`, newest first; with `everywhere` also those next to the
+    runs of the user's index.
+    """
     result = []
     for group in groups.list_groups(root, everywhere):
         described = groups.describe(group)
@@ -53,13 +55,15 @@ def rows(root: Path, everywhere: bool = True) -> list[RunRow]:
 
 
 def open_group(path: str) -> GroupFeed | None:
-    """Source of the group in a folder; None if it contains none."""
+    """Source for the group in a folder; None if there is none."""
     group = groups.load(Path(path))
     return None if group is None else GroupFeed(group)
 
 
 class MeanCurve:
-    """Mean of one metric over a group's runs (`monitor.data.snapshot.Series`). Built for each snapshot."""
+    """Mean of one metric over the runs of a group with its confidence interval (a `monitor.data.snapshot.Series`). Made
+    again for each snapshot.
+    """
 
     def __init__(self, curves: Sequence[Series]) -> None:
         first = curves[0]
@@ -86,7 +90,9 @@ class MeanCurve:
     def view(
         self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0
     ) -> Sequence[Point | None]:
-        """Resample to `columns` means, low and high being the ends of the confidence interval."""
+        """Resample to `columns` points that cover [first, last]: means, with the ends of the confidence interval as low
+        and high.
+        """
         return [
             _mean(values)
             for values in zip(
@@ -110,7 +116,7 @@ def _mean(values: Iterable[float | None]) -> Point | None:
 
 
 def _filled(points: Sequence[Point | None]) -> list[float | None]:
-    """Means of the points, linearly interpolated between neighbours: the evaluations of different seeds may fall into
+    """Means of the points, interpolated linearly between neighbours, since evaluations of different seeds may lie in
     different columns.
     """
     values: list[float | None] = [None if point is None else point.mean for point in points]
@@ -121,7 +127,9 @@ def _filled(points: Sequence[Point | None]) -> list[float | None]:
 
 
 class GroupFeed:
-    """`monitor.data.snapshot.Source` of a group, for use as an overlay: it has curves and sends no requests."""
+    """`monitor.data.snapshot.Source` of a group, for use as an overlay: it has the mean curves and sends no
+    requests.
+    """
 
     readonly = True
 
@@ -132,7 +140,7 @@ class GroupFeed:
         self._published = Snapshot(0, RunFacts(group.id, group.id.rpartition("-")[2], str(group.path)), "finished")
 
     def snapshot(self) -> Snapshot:
-        """Return the newest snapshot; the same object while nothing has changed."""
+        """Newest snapshot; the same object as long as nothing changes."""
         if time.monotonic() - self._joined_s >= _JOIN_S:
             self._join()
         snapshots = tuple(feed.snapshot() for feed in self._feeds.values())
@@ -154,7 +162,7 @@ class GroupFeed:
         return self._published
 
     def _join(self) -> None:
-        """Open feeds of the runs that have started since the last call."""
+        """Start reading the runs that have begun since the last call."""
         self._joined_s = time.monotonic()
         if len(self._feeds) < len(self._group.members):
             self._group = groups.load(self._group.path) or self._group
@@ -164,18 +172,18 @@ class GroupFeed:
                     self._feeds[seed].set_poll_interval(self._interval_s)
 
     def set_poll_interval(self, interval_s: float) -> None:
-        """Ignored: once a second is enough for an overlay."""
+        """Ignore the interval: once a second is enough for an overlay."""
 
     def request(self, verb: Any) -> None:
-        """Ignored: an overlay sends no requests."""
+        """Ignore a request: several runs have no common trainer."""
 
-    def watch(self, wanted: bool, **words: Any) -> None:
-        """Ignored: a group has no frames."""
+    def watch(self, wanted: bool, **options: Any) -> None:
+        """Ignore a request for frames: several runs have no common agent to show."""
 
     def seek(self, step: float | None) -> None:
-        """Ignored: curves stay complete."""
+        """Ignore the step: an overlay shows complete curves."""
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading the runs of the group."""
         for feed in self._feeds.values():
             feed.close()

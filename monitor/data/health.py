@@ -30,7 +30,7 @@ _ORDER: Final[dict[Level, int]] = {"bad": 0, "warn": 1, "ok": 2}
 
 
 class HealthContext(NamedTuple):
-    """Inputs of the rules besides the recent values. None or empty: unknown."""
+    """Facts about a run, apart from recent metric values, on which the health rules depend. None or empty: unknown."""
 
     share: float | None = None  # fraction of the steps done
     iterations: float = 0.0
@@ -46,12 +46,14 @@ class HealthContext(NamedTuple):
 
     @property
     def settled(self) -> bool:
-        """Whether enough of the run is done for the level `bad`."""
+        """Whether enough of the run is done for a finding of level `bad`."""
         return self.share >= SETTLED_SHARE if self.share is not None else self.iterations >= _SETTLED_ITERATIONS
 
     @property
     def lost(self) -> float:
-        """Share of the gain since the start of the run that the newest evaluation lost against the best one."""
+        """Share of the gain since the start of the run by which the newest evaluation is below the best one; 0 without
+        evaluations.
+        """
         if self.evaluation is None:
             return 0.0
         began, best, newest = self.evaluation
@@ -69,19 +71,25 @@ class HealthContext(NamedTuple):
             self.evaluation is not None and self.evaluation[1] > self.evaluation[0] and self.lost < _NEXT_TO_BEST
         )
 
-    def past(self, share: float) -> bool:
-        """Whether at least `share` of the run is done; False if unknown, unless `share` is 0."""
+    def has_reached(self, share: float) -> bool:
+        """Whether at least `share` (0 to 1) of the planned steps is done. With an unknown number of steps only a
+        `share` of 0 is reached.
+        """
         return share <= 0 or (self.share is not None and self.share >= share)
 
     def reference(self, name: str, rule: Threshold) -> float:
-        """Factor of a rule's bounds; NaN if unknown."""
+        """Factor by which a rule's bounds are multiplied: 1, or for a relative rule the metric's usual or highest
+        value; NaN if unknown.
+        """
         if not rule.relative_to:
             return 1.0
         factor = (self.medians if rule.relative_to == "minute" else self.highest).get(name, math.nan)
         return factor if factor > 0 else math.nan
 
     def scheduled(self, rule: Threshold) -> bool:
-        """Whether the metric that a rule depends on, if any, is large enough for the rule to apply."""
+        """Whether the metric on which a rule depends (`while_metric`) is large enough for the rule to apply. True for a
+        rule without one.
+        """
         highest, newest = self.highest.get(rule.while_metric, 0.0), self.newest.get(rule.while_metric)
         return newest is None or highest <= 0 or newest > rule.while_share * highest
 
@@ -89,11 +97,11 @@ class HealthContext(NamedTuple):
         """Reason why a rule does not apply now; "" if it applies."""
         if (rule.unless == "target" and self.at_target) or (rule.unless == "best" and self.at_its_best):
             return "at its best"
-        return "" if self.past(rule.after) else "too early to tell"
+        return "" if self.has_reached(rule.after) else "too early to tell"
 
 
 def health_context(data: RunData, system: System | None, step: float | None = None) -> HealthContext:
-    """Context of a run now, or at a step."""
+    """Context for the health rules at a step (None: now)."""
     timeline, document = data.timeline, data.run.document
     if timeline is None:
         return HealthContext()
@@ -127,13 +135,13 @@ def health_context(data: RunData, system: System | None, step: float | None = No
 
 
 def check(data: RunData, system: System | None, step: float | None = None) -> tuple[Finding, ...]:
-    """Findings of a run now, or at a step, from the last ten seconds of records up to it (at least twenty records)."""
+    """Health findings at a step (None: now), from the records of the ten seconds before it, at least twenty records."""
     return findings_now(verdicts(data, system, step), data, step)
 
 
 def verdicts(data: RunData, system: System | None, step: float | None = None) -> Verdicts:
-    """Apply the rules to the recent records. This is the expensive part; combine the result with the current values by
-    `findings_now`.
+    """Apply the health rules to the records of the last ten seconds before a step (None: now). Costly; `findings_now`
+    adds the current values.
     """
     timeline = data.timeline
     if timeline is None:
@@ -144,7 +152,7 @@ def verdicts(data: RunData, system: System | None, step: float | None = None) ->
 
 
 def findings_now(verdicts: Verdicts, data: RunData, step: float | None = None) -> tuple[Finding, ...]:
-    """Findings with the values that header and charts show at the same moment."""
+    """Health findings with the values that header and charts show at the same moment."""
     timeline = data.timeline
     if timeline is None:
         return ()
@@ -158,8 +166,8 @@ def findings(
     context: HealthContext,
     shown: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Finding, ...]:
-    """Findings from the recent values of each metric, most severe first, then in the order of the metrics. `shown` are
-    the values the header displays.
+    """Health findings from the recent values of each metric, most severe first, then in the order of the metrics.
+    `shown`: values that the header displays.
     """
     return _findings(_verdicts(recent, specs, context), specs, context, shown)
 
@@ -195,21 +203,21 @@ def _finite(values: Sequence[float]) -> list[float]:
 
 
 class _Rule(NamedTuple):
-    """Threshold with its bounds in the metric's unit."""
+    """A metric's threshold with its bounds in the metric's unit."""
 
     threshold: Threshold
     low: float
     high: float
 
     def holds(self, values: Sequence[float]) -> bool:
-        """Whether enough of the recent values lie between the bounds."""
+        """Whether enough of the recent values lie within this rule's bounds."""
         if self.threshold.records <= 0:
             return self.low <= values[-1] < self.high
         return sum(self.low <= value < self.high for value in values) >= self.threshold.records * len(values)
 
 
 class _Verdict(NamedTuple):
-    """Result of the rules for one metric."""
+    """Outcome of the health rules for one metric: the rule that fired, if any, and the value that decided."""
 
     spec: MetricSpec
     value: float  # median, or the newest if the rules look at that
@@ -220,14 +228,16 @@ class _Verdict(NamedTuple):
 
 
 class Verdicts(NamedTuple):
-    """Results for all metrics, and the context they were computed in."""
+    """Outcomes of the health rules for all metrics, and the context in which they were applied."""
 
     metrics: tuple[_Verdict, ...]
     context: HealthContext
 
 
 def _apply_rules(spec: MetricSpec, values: Sequence[float], context: HealthContext) -> _Verdict | None:
-    """Apply a metric's thresholds; the first that holds counts. None if none can be applied yet."""
+    """Apply a metric's thresholds to its recent values; the first that holds counts. None if no threshold can be
+    applied yet.
+    """
     rules = [
         _rule(threshold, reference)
         for threshold in spec.thresholds
@@ -238,7 +248,8 @@ def _apply_rules(spec: MetricSpec, values: Sequence[float], context: HealthConte
     wanted = [
         rule
         for rule in rules
-        if context.scheduled(rule.threshold) and (rule.threshold.until >= 1 or not context.past(rule.threshold.until))
+        if context.scheduled(rule.threshold)
+        and (rule.threshold.until >= 1 or not context.has_reached(rule.threshold.until))
     ]
     holding = [rule for rule in wanted if rule.holds(values)]
     fired = next((rule for rule in holding if not context.exemption(rule.threshold)), None)
@@ -248,8 +259,8 @@ def _apply_rules(spec: MetricSpec, values: Sequence[float], context: HealthConte
 
 
 def _finding(verdict: _Verdict, context: HealthContext, shown: float | None) -> Finding:
-    """Finding with the displayed value `shown`. If that value alone would be judged differently, the title adds the
-    median of the recent values.
+    """Finding for a verdict, with the displayed value `shown`. If that value alone would be judged differently, the
+    title adds the median that was judged.
     """
     spec, value, fired = verdict.spec, verdict.value, verdict.fired
     format_value = count if spec.kind == "rate" else number
@@ -278,7 +289,7 @@ def _rule(threshold: Threshold, reference: float) -> _Rule:
 
 
 def _limits(rules: Sequence[_Rule], value: float, format_value: Callable[[float], str]) -> str:
-    """Expected range, derived from the widest range of values that a rule objects to."""
+    """Expected range as text, such as "below 0.02": outside the widest range that a rule objects to."""
     above = max((rule.high for rule in rules if rule.high < math.inf and value >= rule.low), default=None)
     below = min((rule.low for rule in rules if rule.high == math.inf), default=None)
     if above is not None and below is not None:
@@ -316,14 +327,14 @@ def _evaluation(context: HealthContext) -> Finding | None:
     lost = context.lost
     level: Level = "ok"
     advice = ""
-    if lost > _LOST_HALF and context.past(_EARLY):
+    if lost > _LOST_HALF and context.has_reached(_EARLY):
         level = "bad" if lost > _LOST_MOST else "warn"
         advice = (
             f"the best was {number(best)}: most of the gain is lost. The best policy is saved (operant eval RUN "
             "--checkpoint best)"
         )
-    elif context.target is not None and newest < context.target and context.past(_LATE):
-        near = "all steps are done" if context.past(1.0) else "the end is near"
+    elif context.target is not None and newest < context.target and context.has_reached(_LATE):
+        near = "all steps are done" if context.has_reached(1.0) else "the end is near"
         level, advice = "warn", f"{near} and the target is not reached: more run.steps, or another seed"
     wanted = (
         f"target {number(context.target).removesuffix('.0')}"

@@ -19,14 +19,14 @@ _SETTLED: Final = runs.ENDED | {"unreadable"}
 
 
 class RunListing:
-    """Rows of the run list for all runs that `scope` covers, with a cache of ended runs."""
+    """Rows of the run list for the runs in `scope`; those of ended runs are cached."""
 
     def __init__(self, scope: runs.Scope) -> None:
         self._scope = scope
         self._cache: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {}
 
     def rows(self) -> list[RunRow]:
-        """Row of each run, newest first."""
+        """Current row of each run, newest first."""
         rows = []
         cache: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {}
         for run in runs.list_runs(*self._scope):
@@ -54,7 +54,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def row(run: Run, described: dict[str, Any]) -> RunRow:
-    """Format a description (`operant.runs.describe`) as a row; "-" for missing values."""
+    """Row of the run list from a run's description (`operant.runs.describe`); "-" for missing values."""
     score = described["best_return"] if described["eval_return"] is None else described["eval_return"]
     share, since_s, left_s = described["progress"], described["age_s"], described["eta_s"]
     sps, live = described["sps"], described["state"] in runs.LIVE

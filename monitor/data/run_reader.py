@@ -45,7 +45,7 @@ _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class LoadedHistory(NamedTuple):
-    """Timeline of a run's history, and the session and number of its last record."""
+    """Timeline read from a run's history, and the session and number of its last record."""
 
     timeline: Timeline
     session: int
@@ -53,8 +53,8 @@ class LoadedHistory(NamedTuple):
 
 
 def load_history(run: Run, metrics: Sequence[Metric] | None) -> LoadedHistory | None:
-    """Read all records of a run's history; None for a run without one. `metrics` are those of the metrics file, None if
-    it is unreadable.
+    """Read all records of a run's history; None without a history. `metrics` are those of the metrics file, None if it
+    is unreadable.
 
     Takes one second per several hundred thousand records. Never raises because of file contents.
     """
@@ -69,7 +69,7 @@ def load_history(run: Run, metrics: Sequence[Metric] | None) -> LoadedHistory | 
 
 
 class RunReader:
-    """Reads a run. `poll` updates the attributes; `collect` returns them as RunData."""
+    """Reads the files of one run. Each `poll` updates the attributes; `collect` returns them as RunData."""
 
     def __init__(self, run: Run) -> None:
         self.notice, self.config = "", ""
@@ -106,7 +106,7 @@ class RunReader:
     # polling
 
     def poll(self, now_s: float) -> None:
-        """Read all files once. `now_s` is a monotonic clock."""
+        """Read all files of the run once. `now_s` is a monotonic clock."""
         follower = self._follower
         if not os.path.isdir(self.run.path):
             self._lost("the run's folder was deleted")
@@ -132,7 +132,7 @@ class RunReader:
         self._take_status(now_s)
 
     def _too_early(self, assessment: Assessment, look: Observation, now_s: float) -> bool:
-        """Whether a trainer has just ended without a terminal state; the waiter writes the cause within
+        """Whether to wait with the state "crashed": the trainer has just ended, and its waiter writes the cause within
         milliseconds.
         """
         if assessment.state.word != "crashed" or look.exit is not None:
@@ -145,7 +145,7 @@ class RunReader:
 
     @property
     def awaits_exit(self) -> bool:
-        """Whether to poll again soon, since the cause of an ending is about to be written."""
+        """Whether to poll again soon, since the cause of the run's end is about to be written."""
         return self._free_since_s is not None and self.state.word in LIVE
 
     def _lost(self, why: str) -> None:
@@ -156,7 +156,7 @@ class RunReader:
         self._follower.forget()
 
     def _take_document(self, replaced_s: float, now_s: float) -> None:
-        """Update from the run's document, which was replaced at `replaced_s` of the wall clock."""
+        """Update phase and configuration from run.json, which was replaced at `replaced_s` of the wall clock."""
         phase = runs.text_of(self.run.document, "phase")
         if phase != self._phase[0]:
             self._phase = (phase, now_s - min(max(time.time() - replaced_s, 0.0), 3600.0))
@@ -176,11 +176,13 @@ class RunReader:
             self.timeline.add(records)
 
     def history_loader(self) -> Callable[[], LoadedHistory | None]:
-        """Function that loads the run's present history; call it in another thread."""
+        """Function that loads the run's history as it is now, to be called in another thread."""
         return functools.partial(load_history, self.run, None if self.reader is None else self.reader.metrics)
 
     def adopt(self, past: LoadedHistory) -> None:
-        """Replace the timeline by a loaded history and append the later records of the ring buffer."""
+        """Replace the timeline by that of a loaded history, and append the later records of the metrics file's ring
+        buffer.
+        """
         if self.reader is not None and past.timeline.metrics != self.reader.metrics:
             self.wants_history = True  # the file was replaced meanwhile
             return
@@ -193,7 +195,7 @@ class RunReader:
         self._checkpoint_step, self._checkpoints_seen = None, False
 
     def frame(self, after: int) -> RawFrame | None:
-        """Newest frame of the agent if its number is above `after`, else None."""
+        """Newest frame of the agent if its number is greater than `after`; else None."""
         return self._follower.frame(after)
 
     def _take_status(self, now_s: float) -> None:
@@ -218,7 +220,7 @@ class RunReader:
     # results
 
     def collect(self, now_s: float) -> RunData:
-        """Return the data for `monitor.data.summary`."""
+        """Current data of the run for `monitor.data.summary`. `now_s` is a monotonic clock."""
         header, look = self.header, self.observation
         boot_ns: int = time.clock_gettime_ns(_BOOTTIME)
         same_boot = (
@@ -257,7 +259,7 @@ class RunReader:
         return (last - first) / (until_s - first_s) if until_s - first_s > 0.2 and last >= first else None
 
     def close(self) -> None:
-        """Close all files."""
+        """Close all files of the run."""
         self._follower.close()
 
 

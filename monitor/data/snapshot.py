@@ -57,7 +57,7 @@ class Progress(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """Key figure of the header: newest value, trend and best value."""
+    """Key figure of the header: newest value of a metric, its trend and its best value."""
 
     metric: str  # its name in the metrics file
     label: str  # "return"
@@ -70,8 +70,8 @@ class Figure(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Column of a chart: minimum, mean and maximum of a bucket, all finite. `not_finite`: the bucket also held NaN or
-    infinite values.
+    """One column of a chart: minimum, mean and maximum of a bucket, all finite. `not_finite`: the bucket also held NaN
+    or infinite values.
     """
 
     low: float
@@ -81,7 +81,7 @@ class Point(NamedTuple):
 
 
 class Series(Protocol):
-    """Complete history of one metric in bounded memory (power-of-two buckets)."""
+    """Values of one metric over the whole run in bounded memory, resampled at any zoom."""
 
     name: str
     label: str
@@ -95,14 +95,16 @@ class Series(Protocol):
 
     @property
     def best(self) -> float | None:
-        """Largest value so far if higher is better, else None."""
+        """Largest value so far if higher is better; else None."""
 
     @property
     def trend_per_min(self) -> float | None:
-        """Slope over the last minute of wall time; None if it cannot be estimated."""
+        """Slope of the metric over the last minute of wall time, in its unit per minute; None if it cannot be estimated
+        (few points, or less than some seconds).
+        """
 
     def extent(self, axis: Axis) -> tuple[float, float] | None:
-        """First and last x with a value; None without values."""
+        """First and last x with a value on an axis; None without values."""
 
     def view(
         self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0
@@ -113,11 +115,11 @@ class Series(Protocol):
         """
 
     def nearest(self, axis: Axis, x: float) -> tuple[float, Point] | None:
-        """Nearest point to x and its exact x; None without values."""
+        """Exact x and point of the value nearest to x; None without values."""
 
 
 class Mark(NamedTuple):
-    """Event on the x axis of the charts."""
+    """Event of a run on the charts' x axes: a checkpoint, an evaluation, a resume or a non-finite value."""
 
     kind: Literal["checkpoint", "eval", "resume", "not_finite"]
     step: float
@@ -126,7 +128,7 @@ class Mark(NamedTuple):
 
 
 class PhaseShare(NamedTuple):
-    """Time of one phase of the iteration, averaged over the newest records."""
+    """Time of one phase of an iteration, averaged over the newest records."""
 
     name: str  # collect, update, evaluate, checkpoint, other
     share: float  # of wall time, 0 to 1
@@ -134,7 +136,7 @@ class PhaseShare(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """Line of the health panel."""
+    """One line of the health panel: level, title, expected range, and advice."""
 
     level: Level
     title: str  # "KL 0.008"
@@ -174,7 +176,7 @@ class System(NamedTuple):
 
 
 class LogLine(NamedTuple):
-    """Line of the log page: an event of the metrics file or a line of log.txt."""
+    """One line of the log page: an event of the metrics file or a line of log.txt."""
 
     clock: str  # "14:03:11", or ""
     level: Level
@@ -195,7 +197,7 @@ class Frame(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """Final state of a run, and the commands to continue with."""
+    """Final state of a run in a sentence, the end of the log of a failed one, results, and the next commands."""
 
     sentence: str  # "killed by SIGKILL", "all steps done in 0:02:41"
     traceback: tuple[str, ...] = ()  # end of the log, for failed, diverged, crashed
@@ -204,12 +206,12 @@ class Ending(NamedTuple):
 
     @property
     def has_traceback(self) -> bool:
-        """Whether the log ends with a Python traceback. A process killed by a signal leaves none."""
+        """Whether the run's log ends with a Python traceback. A process killed by a signal leaves none."""
         return any(line.startswith("Traceback (") for line in self.traceback)
 
 
 class Snapshot(NamedTuple):
-    """Data of one run at one moment, complete for the screen."""
+    """All that the screen shows of one run at one moment. Immutable."""
 
     version: int  # increases with every change
     run: RunFacts
@@ -236,12 +238,12 @@ class Snapshot(NamedTuple):
 
     @property
     def seeds(self) -> int:
-        """Number of runs that the curves average; 0 for the curves of a single run."""
+        """Number of runs that the curves average; 0 for a single run."""
         return len(self.members)
 
     @property
     def live(self) -> bool:
-        """Whether a trainer is working on the run."""
+        """Whether a trainer works on the run."""
         return self.state in LIVE
 
     @property
@@ -251,7 +253,7 @@ class Snapshot(NamedTuple):
 
 
 class RunRow(NamedTuple):
-    """Row of the run list, as text."""
+    """One row of the run list, as text."""
 
     id: str
     path: str
@@ -265,41 +267,43 @@ class RunRow(NamedTuple):
 
 
 class Source(Protocol):
-    """Provider of snapshots: a live feed, a group, or a test's fake. All methods return at once; none raises because of
-    a file's content.
+    """Provider of snapshots: a live feed, a group, or a fake of tests. All methods return at once; none raises for a
+    file's content.
     """
 
     readonly: bool
 
     def snapshot(self) -> Snapshot:
-        """Return the newest snapshot; the same object while nothing has changed."""
+        """Newest snapshot; the same object as long as nothing changes."""
 
     def request(self, verb: Literal["stop", "pause", "unpause", "checkpoint"]) -> None:
         """Send a request to the trainer. The result appears in the log and in the state."""
 
     def watch(self, wanted: bool, *, mode: Literal["greedy", "sampled"] = "greedy", size: int = 64) -> None:
-        """Start or stop requesting frames of the agent. Call on a change only: the source renews the request."""
+        """Start (`wanted`) or stop asking the trainer for frames of the agent. Call it on a change only: the source
+        renews the request.
+        """
 
     def set_poll_interval(self, interval_s: float) -> None:
-        """Set the interval at which the screen reads snapshots; the source need not read files more often."""
+        """Set the interval in seconds at which the screen takes snapshots; files need not be read more often."""
 
     def seek(self, step: float | None) -> None:
-        """Show figures, progress, phases and health as of a step; None: the newest. Curves, marks and log stay
+        """Show figures, progress, phases and health as of a step; None: as of now. Curves, marks and log stay
         complete.
         """
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading and release the files."""
 
 
 class RunCatalog(Protocol):
-    """Runs that the user can open."""
+    """Runs that the user can open, and what can be drawn over them."""
 
     def rows(self) -> Sequence[RunRow]:
-        """List the runs, newest first."""
+        """Rows of all runs, newest first."""
 
     def overlays(self) -> Sequence[RunRow]:
-        """List what can be overlaid on a run: groups, then runs."""
+        """Rows of all that can be drawn over a run's curves: groups, then runs."""
 
     def open(self, path: str) -> Source:
-        """Open a source for the folder `path`. Raises OperantError."""
+        """Source for the run or group in the folder `path`. Raises OperantError."""

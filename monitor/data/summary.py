@@ -45,7 +45,7 @@ _PROCESS_STATES: Final = {
 
 
 class RunData(NamedTuple):
-    """Data that the feed has collected of a run at one moment. Ages in seconds; None: unknown."""
+    """Data of a run at one moment, as the feed has collected it. Ages in seconds; None: unknown."""
 
     run: Run
     state: State
@@ -67,7 +67,7 @@ class RunData(NamedTuple):
 
 
 def facts(run: Run, header: Header | None, now_s: float) -> RunFacts:
-    """Identity and configuration of the run. `now_s`: wall clock time."""
+    """Identity and configuration of the run. `now_s` is the wall clock."""
     document = run.document
     created_ns = integer_of(document, "created_realtime_ns")
     return RunFacts(
@@ -104,8 +104,8 @@ def clock(moment_s: float, now_s: float) -> str | None:
 
 
 def progress(known: RunData) -> Progress:
-    """Current progress. Ages are rounded down: to 1 s (10 s once the run has ended), from one minute on to minutes,
-    from one hour on to hours.
+    """Current progress of the run. Ages are rounded down: to 1 s (10 s once the run has ended), from one minute on to
+    minutes, from one hour on to hours.
     """
     look, document, timeline = known.look, known.run.document, known.timeline
     live = known.state.word in LIVE
@@ -131,7 +131,7 @@ def progress(known: RunData) -> Progress:
 
 
 def progress_at(known: RunData, step: float) -> Progress:
-    """Progress at an earlier step."""
+    """Progress of the run at an earlier step."""
     position = known.timeline.table.position(step) if known.timeline is not None else None
     marks = known.timeline.marks if known.timeline is not None else ()
     saved = [mark.step for mark in marks if mark.kind == "checkpoint" and mark.step <= step]
@@ -147,7 +147,9 @@ def progress_at(known: RunData, step: float) -> Progress:
 
 
 def _rough(age_s: float | None, *, seconds: bool) -> float | None:
-    """Round an age down, so that the screen is not redrawn every second only because of ages."""
+    """Round an age down, to 1 s with `seconds`, else 10 s; from one minute on to minutes, from one hour on to hours.
+    Ages alone then do not redraw the screen each second.
+    """
     if age_s is None or not math.isfinite(age_s):
         return None
     grain = (1.0 if seconds else 10.0) if age_s < 60 else 60.0 if age_s < 3600 else 3600.0
@@ -155,7 +157,9 @@ def _rough(age_s: float | None, *, seconds: bool) -> float | None:
 
 
 def _moment(now_s: float, ahead_s: float) -> str | None:
-    """Future time in local words: the time within a day, the date within a year, else the year."""
+    """Time `ahead_s` seconds from now as local text: the time within a day, the date within a year, else the year. None
+    if out of range.
+    """
     try:
         return time.strftime(
             "%H:%M" if ahead_s < 86400 else "%d %b" if ahead_s < 360 * 86400 else "%Y", time.localtime(now_s + ahead_s)
@@ -169,8 +173,8 @@ def _moment(now_s: float, ahead_s: float) -> str | None:
 
 
 def values_shown(timeline: Timeline, specs: Sequence[MetricSpec], step: float | None = None) -> dict[str, float]:
-    """Displayed value of each metric, now or at a step: the newest value, or the median of the newest records for
-    rates.
+    """Displayed value of each metric at a step (None: now): the newest value, or for rates the median of the newest
+    records.
 
     Header, charts and health all use these values.
     """
@@ -195,7 +199,7 @@ def evaluations_shown(timeline: Timeline, step: float | None = None) -> tuple[fl
 
 
 def figures(timeline: Timeline, step: float | None = None) -> tuple[Figure, ...]:
-    """Key figures that the run's metrics declare, now or at a step."""
+    """Key figures of the header at a step (None: now), for the metrics that declare one."""
     specs = [spec for spec in timeline.specs.values() if spec.figure][:_MOST_FIGURES]
     values = values_shown(timeline, specs, step)
     result = []
@@ -216,7 +220,9 @@ def figures(timeline: Timeline, step: float | None = None) -> tuple[Figure, ...]
 
 
 def phases(timeline: Timeline, step: float | None = None) -> tuple[PhaseShare, ...]:
-    """Each phase's share of the wall time over the last ten seconds of records; () for a run without times."""
+    """Share of each phase in the wall time of the last ten seconds before a step (None: now); () for a run without
+    phase times.
+    """
     window = timeline.table.window(
         *_RECENT, [name for name in timeline.specs if name.startswith(SECONDS)][:_MOST_PHASES], step=step
     )
@@ -245,7 +251,7 @@ def phases(timeline: Timeline, step: float | None = None) -> tuple[PhaseShare, .
 
 
 def cause(known: RunData) -> str | None:
-    """Text displayed after the state's word, or None."""
+    """Text shown after the state's word, such as the reason or a duration; None without one."""
     word, reason = known.state
     if word == "starting":
         spent = "" if known.phase_age_s is None else f" {text.age(known.phase_age_s)}"
@@ -271,7 +277,9 @@ def _has_error(log_end: Sequence[str]) -> bool:
 
 
 def _error_line(log_end: Sequence[str]) -> str | None:
-    """Message of the error at the end of the log: an `error: ` line, or the last line of a traceback."""
+    """Message of the error at the end of the log: its `error: ` line, or the last line of a traceback. None without
+    either.
+    """
     for line in log_end:
         if line.startswith("error: "):
             return text.safe(line.removeprefix("error: "), 300)
@@ -328,7 +336,7 @@ def _finished(known: RunData) -> str:
 
 
 def _crash_remark(known: RunData) -> str:
-    """Likely cause of a kill from outside."""
+    """Remark about the likely cause of a kill from outside; "" if unknown."""
     exit_ = known.look.exit or {}
     if integer_of(exit_, "signal") == signal.SIGKILL and not integer_of(exit_, "oom_kill"):
         return " (kill -9, a job manager, or a memory limit)"
@@ -338,7 +346,7 @@ def _crash_remark(known: RunData) -> str:
 
 
 def _wall(known: RunData) -> float | None:
-    """Duration of an ended run in seconds: all sessions, those of an early run by their records."""
+    """Duration of an ended run in seconds over all sessions; None if unknown."""
     last = known.timeline.table.last if known.timeline is not None else None
     known_s = [known.look.took_s, None if last is None else last[1]]
     return max((seconds for seconds in known_s if seconds is not None), default=None)
@@ -377,7 +385,7 @@ def _lost(now: Progress) -> str:
 
 
 def _mean_sps(known: RunData) -> float | None:
-    """Mean steps per second over wall time, including evaluations and checkpoints."""
+    """Mean steps per second of wall time, including evaluations and checkpoints; None if unknown."""
     timeline = known.timeline
     extent = timeline.table.extent() if timeline is not None else None
     if extent is None:
@@ -397,7 +405,8 @@ def _commands(known: RunData) -> list[str]:
 
 
 def agent_absent(known: RunData, *, wanted: bool, readonly: bool) -> str:
-    """Reason why no frame of the agent is shown; "" if there is none.
+    """Reason why no frame of the agent is shown; "" if there is no reason. `wanted`: the screen asks for frames;
+    `readonly`: it sends no requests.
 
     An environment is reported as not drawable only if the run's document says so.
     """

@@ -35,8 +35,8 @@ left out.
 
 
 class Sampler:
-    """Samples the machine of the run given to `follow` into `latest`. The thread starts with the first live run and
-    ends with `close`.
+    """Measures the machine of the run given to `follow`, once a second into `latest`. The thread starts with the first
+    live run and ends with `close`.
     """
 
     def __init__(self, *, period_s: float = _PERIOD_S, first_s: float = _FIRST_S) -> None:
@@ -47,8 +47,8 @@ class Sampler:
         self._thread: threading.Thread | None = None
 
     def follow(self, run: Run, *, live: bool) -> None:
-        """Set the run, with its present document. A run that has ended or trains on another machine is not sampled;
-        `latest` is then None.
+        """Set the run to measure, with its present document. A run that has ended (not `live`) or trains on another
+        machine is not measured; `latest` is then None.
         """
         if not live or not runs.is_local(run.document):
             self._run = self.latest = None
@@ -59,7 +59,7 @@ class Sampler:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop sampling."""
+        """End the measuring thread."""
         self._over.set()
 
     def _sample(self) -> None:
@@ -79,7 +79,7 @@ class Sampler:
 
 
 def disk_free(run: Run) -> int | None:
-    """Free bytes for a user on the run's disk, rounded down to 16 MiB; None if unknown."""
+    """Free bytes for this user on the run's disk, rounded down to 16 MiB; None if unknown."""
     try:
         status = os.statvfs(run.path)
     except OSError:
@@ -102,7 +102,7 @@ class Process:
         psutil.cpu_percent(None)  # the first call only sets the reference
 
     def sample(self, document: Mapping[str, Any]) -> System:
-        """CPU share since the last sample and memory of the process and of the machine."""
+        """CPU share of the trainer since the last call, its memory, and the machine's."""
         if self._psutil is None:
             return System()
         share, resident = self._own(document)
@@ -131,7 +131,7 @@ class Process:
 
 
 class Gpus:
-    """The GPU that a run trains on, read by NVML."""
+    """Measures the GPU that a run trains on, by NVML."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -139,7 +139,9 @@ class Gpus:
         self._chosen: tuple[tuple[object, ...], Any] | None = None
 
     def sample(self, document: Mapping[str, Any]) -> tuple[Gpu | None, str]:
-        """Figures of the GPU, or None and the reason; (None, "") if the run does not train on a GPU."""
+        """Measurements of the GPU in the run's document; or None and the reason. (None, "") if the device is not
+        recorded.
+        """
         device = text_of(document, "device")
         if device is None or device == "cpu":
             return None, "" if device is None else "this run trains on the CPU"
@@ -208,7 +210,7 @@ class Gpus:
         nvml = self._nvml
 
         def ask(question: Any, *arguments: Any) -> Any:
-            """Call an NVML query; None if this GPU does not support it."""
+            """Call an NVML query about the GPU; None if it does not support it."""
             try:
                 return question(handle, *arguments)
             except nvml.NVMLError:
@@ -239,5 +241,5 @@ class Gpus:
 
 
 def _text(answer: str | bytes) -> str:
-    """Decode a string: older NVML bindings return bytes."""
+    """Text of an answer of NVML, whose older bindings return bytes."""
     return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer

@@ -42,7 +42,7 @@ _IDLE_S = 30.0
 
 
 def complete_specs(metrics: Sequence[Metric], specs: Mapping[str, MetricSpec]) -> list[MetricSpec]:
-    """Complete the metric specs: as declared by the run, with defaults derived from the schema."""
+    """Specification of each metric: as the run declares it, else by defaults from the schema."""
     figures = (
         {
             metric.name
@@ -78,7 +78,7 @@ def _column(metric: Metric, spec: MetricSpec) -> Column:
 
 
 class _Block(NamedTuple):
-    """Consecutive chunks of a history, merged: large blocks are much faster to append to a table."""
+    """Consecutive chunks of a history, merged since a table appends large blocks much faster."""
 
     session: int
     steps: array[int]
@@ -88,8 +88,8 @@ class _Block(NamedTuple):
 
 
 class Timeline:
-    """Curves and marks of a run, in the order its metrics declare. Append records in order; the records of a resume
-    replace those after its checkpoint.
+    """Curves and marks of a run, in the order that its metrics declare. Append records in order; those of a resume
+    replace the ones after its checkpoint.
     """
 
     def __init__(self, metrics: Sequence[Metric], specs: Mapping[str, MetricSpec] = MappingProxyType({})) -> None:
@@ -117,7 +117,7 @@ class Timeline:
     # adding
 
     def add(self, records: Sequence[Record]) -> None:
-        """Append records from the ring buffer of the metrics file."""
+        """Append records from the metrics file's ring buffer."""
         for session, some in groupby(records, key=lambda record: record.session):
             part = list(some)
             self.add_columns(
@@ -181,7 +181,9 @@ class Timeline:
         counts: Sequence[float],
         seconds: Sequence[float],
     ) -> None:
-        """Start a session, the first one or a resume. The first record of a resume begins at its checkpoint."""
+        """Start a session, the first or a resumed one. The first record of a resumed session begins at its
+        checkpoint.
+        """
         per = 0.0  # steps per iteration
         if len(steps) > 1 and counts[1] > 0:
             per = (steps[1] - steps[0]) / counts[1]
@@ -202,15 +204,15 @@ class Timeline:
         self._session = session
 
     def rewind(self, step: float) -> None:
-        """Drop everything after a step."""
+        """Remove all records and marks after a step."""
         self.table.rewind(step)
         for kind, marks in self._marks.items():
             self._marks[kind] = [mark for mark in marks if mark.step <= step]
         self._sorted_marks = None
 
     def add_chunks(self, chunks: Iterable[Chunk]) -> tuple[int, int]:
-        """Append a history's records. Returns the session and number of the last one, (0, -1) if there are none.
-        Metrics it lacks get NaN.
+        """Append the records of a history; NaN for metrics that it lacks. Returns session and number of the last one,
+        (0, -1) without records.
         """
         last = (0, -1)
         block: _Block | None = None
@@ -262,7 +264,7 @@ class Timeline:
         self._sorted_marks = None
 
     def add_checkpoint(self, step: int) -> None:
-        """Add a mark for a checkpoint that is known to exist at `step`."""
+        """Add a mark for a checkpoint that is known to exist at `step`; not before an existing one."""
         marks = self._marks["checkpoint"]
         if not marks or marks[-1].step < step:
             position = self.table.position(step)
@@ -272,7 +274,7 @@ class Timeline:
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        """All marks ordered by step; thinned out above 512 of a kind."""
+        """All marks, ordered by step; at most 512 of a kind, thinned out."""
         if self._sorted_marks is None:
             self._sorted_marks = tuple(
                 sorted(
@@ -282,8 +284,8 @@ class Timeline:
         return self._sorted_marks
 
     def evaluations(self, step: float | None = None) -> tuple[float, float, float] | None:
-        """(first, best, newest) evaluation up to a step (None: all). First is the lower of the first training and the
-        first evaluation return.
+        """First, best and newest evaluation up to a step (None: of the run); None without evaluations. The first is at
+        most the first training return.
         """
         courses = [
             self.table.curves[name].first_best_newest(step)

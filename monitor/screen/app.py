@@ -72,7 +72,7 @@ _LANES: Final = 4  # lanes in a frame
 
 
 class SnapshotChanged(Message):
-    """Posted when the run or its overlay has a new snapshot."""
+    """Posted with the newest snapshots when the shown run or its overlay has a new one."""
 
     def __init__(self, source: Source, newest: Snapshot, overlay: Snapshot | None) -> None:
         super().__init__()
@@ -80,7 +80,9 @@ class SnapshotChanged(Message):
 
 
 class MonitorApp(App[None]):
-    """Screen of one run, with an optional overlay and a list of other runs."""
+    """Textual app that shows one run, optionally with a second one overlaid, and lets the user choose another. It alone
+    changes `model`.
+    """
 
     CSS_PATH = "monitor.tcss"
     TITLE = "operant monitor"
@@ -127,12 +129,12 @@ class MonitorApp(App[None]):
         self._watch_request: tuple[object, ...] = (None,)  # arguments of the last `Source.watch`
 
     def compose(self) -> ComposeResult:
-        """Create the one widget, which is bound to the model."""
+        """Create the app's only widget, a `RunView`, which follows `MonitorApp.model`."""
         self.run_view = RunView()
         yield self.run_view.data_bind(MonitorApp.model)
 
     def on_mount(self) -> None:
-        """Show the first snapshot completely, or without a run the list of runs."""
+        """Show the run's first snapshot completely, or without a run the list of runs."""
         self.set_keymap(self._own_keys)
         # after ctrl+z the terminal's contents are unknown
         self.app_resume_signal.subscribe(self, lambda _: self.action_redraw())
@@ -145,7 +147,7 @@ class MonitorApp(App[None]):
             self.say(self._keys_notice, alarm=True)
 
     def on_unmount(self) -> None:
-        """Close the sources."""
+        """Stop reading the shown run and its overlay when the app ends."""
         for source in (self.source, self.overlay):
             if source is not None:
                 source.close()
@@ -157,16 +159,16 @@ class MonitorApp(App[None]):
         )
 
     def on_resize(self, event: events.Resize) -> None:
-        """Lay out for the new size. The terminal's contents are unknown after a resize."""
+        """Lay out the run view for the terminal's new size. What the terminal shows is unknown after a resize."""
         self.renderer.forget()
         self._update_model(size=(event.size.width, event.size.height))
 
     def on_run_view_resized(self) -> None:
-        """Redraw everything after the layout: lines drawn for the old size may be anywhere."""
+        """Redraw the whole terminal after a new layout: lines drawn for the old size may be anywhere."""
         self.action_redraw()
 
     def watch_app_focus(self, focused: bool) -> None:
-        """Poll once a second while the terminal has no focus."""
+        """Poll the source once a second while the terminal has no focus, else at the frame rate."""
         interval_s = 1 / self._fps if focused else _BLURRED_S
         if self._timer is not None:
             self._timer.stop()
@@ -175,8 +177,8 @@ class MonitorApp(App[None]):
             self.source.set_poll_interval(interval_s)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Filters without the conversion of ANSI colours, which are not used here; under NO_COLOR all colours are
-        removed, including greys.
+        """Textual's line filters without the conversion of ANSI colours, which are not used here. Under NO_COLOR all
+        colours are removed, including greys.
         """
         filters = [one for one in super().get_line_filters() if not isinstance(one, ANSIToTruecolor)]
         return [_NO_COLOR if isinstance(one, Monochrome) else one for one in filters]
@@ -185,14 +187,14 @@ class MonitorApp(App[None]):
     # the model
 
     def poll_source(self) -> None:
-        """Check the source and the overlay for a new snapshot."""
+        """Take the newest snapshots of the run and its overlay, and post `SnapshotChanged` if one is new."""
         if self.source is not None and self.model is not None:
             newest, overlay = self.source.snapshot(), None if self.overlay is None else self.overlay.snapshot()
             if newest is not self.model.newest or overlay is not self.model.overlay:
                 self.post_message(SnapshotChanged(self.source, newest, overlay))
 
     def on_snapshot_changed(self, message: SnapshotChanged) -> None:
-        """Update the model. The result of a request replaces the message of the key."""
+        """Update the model by the new snapshots. The result of a request replaces the message about its key."""
         if message.source is self.source and self.model is not None:
             changed = message.newest.notice and message.newest.notice != self.model.newest.notice
             self._update_model(
@@ -200,15 +202,15 @@ class MonitorApp(App[None]):
             )
 
     def say(self, message: str, *, alarm: bool = False) -> None:
-        """Show a message for a few seconds."""
+        """Show a message below the header for a few seconds; `alarm` in a warning colour."""
         self._update_model(message=message, alarm=alarm)
         if self._message_timer is not None:
             self._message_timer.stop()
         self._message_timer = self.set_timer(_MESSAGE_S, lambda: self._update_model(message=""))
 
     def action_navigate(self, change: str, first: Any = None, second: Any = None) -> None:
-        """Change the view by one of `navigation.CHANGES`. Explicit parameters because Textual passes none to
-        `*arguments`.
+        """Change the view by the function `change` of `navigation.CHANGES` with up to two arguments, which are explicit
+        because Textual passes none to `*arguments`.
         """
         if self.model is not None and self.source is not None:
             view = navigation.CHANGES[change](self.model, *(one for one in (first, second) if one is not None))
@@ -223,7 +225,7 @@ class MonitorApp(App[None]):
             self.model = self.model.with_(**changes)
 
     def _show(self, source: Source) -> None:
-        """Show a source's run with a new view that keeps only the visible parts and the smoothing."""
+        """Show another run, with a new view that keeps only the visible parts and the smoothing."""
         previous = View() if self.model is None else self.model.view
         view = View(
             smoothing=previous.smoothing,
@@ -239,11 +241,11 @@ class MonitorApp(App[None]):
         self.source, self.model = source, first.with_(size=(self.size.width, self.size.height))
 
     def watch_model(self) -> None:
-        """Request frames of the agent while its picture is visible."""
+        """Request frames of the agent while its picture is visible, when the model changes."""
         self.on_agent_picture_resized()
 
     def on_agent_picture_resized(self) -> None:
-        """Update the requested size of the frames."""
+        """Request frames of the agent in the size of its picture, or none while it is hidden."""
         if self.source is None or self.model is None:
             return
         agent, sampled = self.run_view.agent, self.model.view.sampled
@@ -259,7 +261,7 @@ class MonitorApp(App[None]):
     # keys: view
 
     def action_freeze(self) -> None:
-        """Freeze or unfreeze the screen."""
+        """Freeze the screen at the current snapshot, or show new ones again."""
         if self.model is not None and self.model.frozen is not None:
             self._update_model(frozen=None)
         elif self.model is not None:
@@ -270,13 +272,15 @@ class MonitorApp(App[None]):
             self._update_model(frozen=Frozen(self.model.newest, time.strftime("%H:%M:%S"), held))
 
     def action_greedy(self) -> None:
-        """Toggle between greedy and sampled actions of the agent."""
+        """Switch the shown agent between greedy and sampled actions."""
         self.action_navigate("greedy")
         if self.model is not None:
             self.say("the agent samples its actions" if self.model.view.sampled else "the agent acts greedily")
 
     def action_maximise(self) -> None:
-        """Maximise a chart, or show the traceback of a failed run."""
+        """Show the selected chart alone, or all again; for a failed run without a selected chart, its traceback or
+        log.
+        """
         ending = None if self.model is None else self.model.snapshot.ending
         if (
             self.model is not None
@@ -292,45 +296,45 @@ class MonitorApp(App[None]):
             self.action_navigate("maximise")
 
     def action_step_back(self) -> None:
-        """Close or undo the innermost of what is open."""
+        """Undo the last of: shown step, inspection, maximised chart, filter, freeze, page, selection."""
         before = self.model and self.model.view
         self.action_navigate("back")
         if self.model is not None and self.model.frozen is not None and self.model.view == before:
             self.action_freeze()
 
     def action_focus_next(self) -> None:
-        """Tab, which Textual's screens would handle themselves."""
+        """Select the next chart (Tab, which Textual's screens would handle themselves)."""
         self.action_navigate("next_chart", 1)
 
     def action_focus_previous(self) -> None:
-        """Shift+Tab."""
+        """Select the previous chart (Shift+Tab)."""
         self.action_navigate("next_chart", -1)
 
     def on_mouse_scroll_up(self) -> None:
-        """Scroll text pages up."""
+        """Scroll the log or configuration page up by one notch of the mouse wheel."""
         self.action_navigate("wheel", -1)
 
     def on_mouse_scroll_down(self) -> None:
-        """Scroll text pages down."""
+        """Scroll the log or configuration page down by one notch of the mouse wheel."""
         self.action_navigate("wheel", 1)
 
     def on_metric_chart_chosen(self, message: MetricChart.Chosen) -> None:
-        """Select the clicked chart."""
+        """Select the chart that was clicked."""
         self.action_navigate("choose", message.metric)
 
     def action_filter(self) -> None:
-        """Open the filter bar for metrics, or for lines of the log."""
+        """Open the filter bar: for metrics, or on the log page for lines."""
         from monitor.screen.screens import FilterBar
 
         if self.model is not None and not self.query(FilterBar):
             self.run_view.mount(FilterBar(self.model.view.filter))
 
     def on_filter_bar_narrowed(self, message: Any) -> None:
-        """Apply the typed filter."""
+        """Apply the filter that is typed in the filter bar."""
         self.action_navigate("narrow", message.words)
 
     def action_help(self) -> None:
-        """Show all keys."""
+        """Open the dialog that lists all keys."""
         lines = dialog_text.help_lines(
             self._own_keys,
             readonly=self.model is not None and self.model.readonly,
@@ -339,7 +343,7 @@ class MonitorApp(App[None]):
         self._read("Keys", lines, width=96)
 
     def action_describe(self) -> None:
-        """Show the run's description."""
+        """Open the dialog with the run's description."""
         if self.model is not None:
             self._read(self.model.snapshot.run.id, dialog_text.description(self.model.snapshot))
 
@@ -352,22 +356,22 @@ class MonitorApp(App[None]):
     # keys: monitor
 
     def action_redraw(self) -> None:
-        """Redraw every cell."""
+        """Write every cell of the screen to the terminal again."""
         self.renderer.forget()
         self.refresh()
 
     def action_theme(self) -> None:
-        """Toggle the dark and the light theme."""
+        """Switch between the dark and the light theme."""
         self.theme = "light" if self.theme == "dark" else "dark"
 
     def action_copy(self) -> None:
-        """Copy the run's id to the terminal's clipboard."""
+        """Copy the run's id to the clipboard through the terminal."""
         if self.model is not None:
             self.copy_to_clipboard(self.model.newest.run.id)
             self.say(f"copied {self.model.newest.run.id}, if this terminal allows it")
 
     def action_runs(self) -> None:
-        """Choose another run."""
+        """Open the list of runs, and show the one that the user chooses."""
 
         def opened(source: Source) -> None:
             if self.source is not None:
@@ -378,7 +382,7 @@ class MonitorApp(App[None]):
         self._pick("Runs", opened)
 
     def action_overlay(self) -> None:
-        """Overlay a second run or a group, or remove it."""
+        """Choose a run or group to draw over the shown run's curves, or remove the present overlay."""
 
         def opened(source: Source) -> None:
             self.overlay = source
@@ -392,7 +396,7 @@ class MonitorApp(App[None]):
             self._pick("Overlay", opened, overlays=True)
 
     def _pick(self, title: str, opened: Callable[[Source], None], *, overlays: bool = False) -> None:
-        """Show the list of runs and open the chosen one."""
+        """Show the list of runs, with `overlays` of groups too, and call `opened` with the source of the chosen one."""
         from monitor.screen.screens import ListScreen
 
         def chosen(row: RunRow | None) -> None:
@@ -415,7 +419,7 @@ class MonitorApp(App[None]):
     # keys: trainer
 
     def action_ask(self, what: str) -> None:
-        """Send a request to the trainer after confirmation."""
+        """Send the request `what` (stop, pause, checkpoint) to the trainer after the user confirms it."""
         from monitor.screen.screens import ConfirmScreen, Question
 
         if self.model is None or self.model.readonly:
@@ -434,14 +438,14 @@ class MonitorApp(App[None]):
             self.say(_QUESTIONS[verb][2])
 
     def action_command_palette(self) -> None:
-        """Open the command palette; with ASCII glyphs, where Textual's palette cannot be drawn, the help."""
+        """Open Textual's command palette; with ASCII glyphs, with which it cannot be drawn, the help."""
         if self.ascii_only:
             self.action_help()
         else:
             super().action_command_palette()
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Commands of the palette: only the monitor's."""
+        """Yield the monitor's commands for the command palette, without Textual's own."""
         readonly = self.model is not None and self.model.readonly
         for key in keys.KEYS:
             if not (key.trains and readonly) and key.id not in ("palette", "left", "right", "up", "down"):

@@ -16,7 +16,9 @@ Drawn = tuple[str, Style | None]
 
 
 def screenshot(app: App[Any], size: tuple[int, int]) -> str:
-    """Run the app headless at a size, (columns, lines), until its first frame is complete, and return its text."""
+    """Run an app without a terminal at a size (columns, lines) until its first frame is complete. Returns the frame's
+    text.
+    """
     texts: list[str] = []
 
     def take() -> None:
@@ -29,12 +31,12 @@ def screenshot(app: App[Any], size: tuple[int, int]) -> str:
 
 
 def text_of(app: App[Any]) -> str:
-    """Text on the screen, line by line."""
+    """Text on an app's screen, line by line."""
     return "\n".join("".join(character for character, _ in line).rstrip() for line in cells(app))
 
 
 def cells(app: App[Any]) -> list[list[Drawn]]:
-    """Character and style of every cell on the screen. The right half of a wide character is ""."""
+    """Character and style of every cell on an app's screen, by line. The right half of a wide character is ""."""
     width, height = app.size
     lines: list[list[Drawn]] = [[(" ", None)] * width for _ in range(height)]
     for screen in app.screen_stack:

@@ -21,7 +21,9 @@ _LEGEND = (
 
 
 def help_lines(own: Mapping[str, str], *, readonly: bool = False, width: int = 92) -> list[Line]:
-    """Keys by group, the symbols in charts, and how to redefine keys."""
+    """Lines of the help dialog: keys by group, the symbols in charts, and how to redefine keys. `own`: the user's keys
+    by command; `readonly` leaves out requests to the trainer.
+    """
     lines: list[Line] = []
     groups = list(dict.fromkeys(key.group for key in KEYS))
     for group in groups:
@@ -53,12 +55,12 @@ def _head(text: str) -> Line:
 
 
 def traceback(snapshot: Snapshot) -> list[Line]:
-    """Last log lines of a run that failed."""
+    """Lines of the traceback dialog: the end of a failed run's log."""
     return [(Piece(text, "text"),) for text in (() if snapshot.ending is None else snapshot.ending.traceback)]
 
 
 def description(snapshot: Snapshot) -> list[Line]:
-    """Facts about the run, one per line."""
+    """Lines of the description dialog: one for each fact about the run."""
     run, now = snapshot.run, snapshot.progress
     glyph, word, style = label_of(snapshot.state)
     facts = [

@@ -25,18 +25,20 @@ Codes = tuple[str, str, str]  # SGR parameters of attributes, foreground, backgr
 
 
 class DiffRenderer:
-    """Cells that the terminal shows, as far as known."""
+    """Record of what the terminal shows, cell by cell as far as known, from which `shorten` finds what has to be
+    written.
+    """
 
     def __init__(self) -> None:
         self._lines: dict[int, _Line] = {}
 
     def forget(self) -> None:
-        """Forget the terminal's contents: every cell is written again."""
+        """Treat the terminal's contents as unknown, so that every cell is written again."""
         self._lines.clear()
 
     def shorten(self, data: str) -> str:
-        """Return fewer bytes with the same effect on the terminal. Data with unknown control sequences are returned
-        unchanged, and the terminal's contents are then unknown.
+        """Shorter output with the same effect on the terminal as `data`. Data with unknown control sequences are
+        returned unchanged, and the terminal's contents are then unknown.
         """
         if data in _SYNCHRONIZED:
             return data
@@ -64,8 +66,8 @@ class DiffRenderer:
 
 @functools.lru_cache(4096)
 def _parsed(part: str) -> tuple[str, str, list[str]] | None:
-    """Parameters and command of a control sequence and the text after it, one string per cell; None for any other
-    sequence. Cached, since most sequences repeat.
+    """Parameters and command of a control sequence, and the text after it as one string per cell; None for a sequence
+    of another kind. Cached, since most repeat.
     """
     match = _DRAWN.fullmatch(part)
     if match is None:
@@ -75,14 +77,16 @@ def _parsed(part: str) -> tuple[str, str, list[str]] | None:
 
 
 class _Line:
-    """Line of the terminal: character and style of each cell; None where unknown."""
+    """One line of the terminal: character and style of each cell, None where unknown."""
 
     def __init__(self) -> None:
         self.characters: list[str | None] = []
         self.styles: list[str] = []
 
     def write(self, x: int, y: int, new: list[str], sgr: str, pen: _Pen) -> int:
-        """Update cells and pass the changed ones to the pen. Returns the column after the text."""
+        """Write `new` characters with the style `sgr` at (x, y), passing only changed cells to the pen. Returns the
+        column after the text.
+        """
         end = x + len(new)
         if (missing := end - len(self.styles)) > 0:
             self.characters += [None] * missing
@@ -95,7 +99,7 @@ class _Line:
         return end
 
     def between(self, first: int, last: int, sgr: str) -> str | None:
-        """Text of a few cells if it is known, ASCII, and in one style; else None."""
+        """Text of cells `first` to `last` - 1 if it is known, ASCII, and in the style `sgr`; else None."""
         known = self.characters[first:last]
         same = all(character and character.isascii() for character in known) and self.styles[first:last] == [sgr] * (
             last - first
@@ -104,7 +108,9 @@ class _Line:
 
 
 class _Pen:
-    """Output of cells; tracks the cursor position and the current style."""
+    """Builds the output that draws single cells, with as few control sequences as possible: it keeps the cursor's
+    position and style.
+    """
 
     def __init__(self) -> None:
         self._out: list[str] = []
@@ -112,7 +118,7 @@ class _Pen:
         self._sgr = ""
 
     def put(self, x: int, y: int, line: _Line) -> None:
-        """Write one cell of a line. The right half of a wide character comes with its left half."""
+        """Add the cell at (x, y) to the output. The right half of a wide character is drawn with its left half."""
         character, sgr = line.characters[x], line.styles[x]
         if not character:
             return
@@ -129,7 +135,7 @@ class _Pen:
         self._x, self._y = (x + 1, y) if len(character) == 1 and cells(character) == 1 else (-1, -1)
 
     def text(self, y: int, x: int, *, moved: bool) -> str:
-        """The output, ending with the default style and, if `moved`, with the cursor at (x, y)."""
+        """Output so far, ending with the default style and, if `moved`, with the cursor at (x, y)."""
         if not self._out:
             return ""
         if self._sgr:
@@ -141,7 +147,7 @@ class _Pen:
 
 @functools.lru_cache(4096)
 def _style_change(before: str, after: str) -> str:
-    """Shortest sequence from one style to another."""
+    """Shortest control sequence that changes one style to another."""
     (old_attributes, old_fore, old_back), (attributes, fore, back) = _codes(before), _codes(after)
     parts: list[str] = []
     if attributes != old_attributes:
@@ -158,7 +164,7 @@ def _style_change(before: str, after: str) -> str:
 
 
 def _codes(sgr: str) -> Codes:
-    """Split a style into attributes, foreground and background; the last colour counts."""
+    """Split the parameters of a style sequence into attributes, foreground and background; the last colour counts."""
     attributes: list[str] = []
     fore = back = ""
     parameters: Sequence[str] = sgr.split(";") if sgr else ()

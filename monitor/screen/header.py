@@ -37,7 +37,7 @@ _LEAST_BAR = 8
 
 
 def header(model: Model, width: int, height: int) -> list[Line]:
-    """Header line: state and run at the left; at the right as many facts as fit, by importance."""
+    """First line of the screen: state and run at the left; at the right as many facts as fit, by importance."""
     snapshot = model.snapshot
     glyph, word, style = label_of(snapshot.state)
     group, run = model.overlay, snapshot.run
@@ -58,7 +58,7 @@ def header(model: Model, width: int, height: int) -> list[Line]:
 
 
 def _facts(model: Model) -> list[tuple[int, str]]:
-    """(importance, text) in display order."""
+    """Facts about the run for the header line, as (importance, text) in display order."""
     run, progress = model.snapshot.run, model.snapshot.progress
     lanes = f" ×{run.lanes:,}" if run.lanes else ""
     facts = [
@@ -79,7 +79,7 @@ def _facts(model: Model) -> list[tuple[int, str]]:
 
 
 def progress(model: Model, width: int, height: int) -> list[Line]:
-    """Progress line: a bar that fills the space next to the numbers."""
+    """Progress line of the screen: a bar that fills the space next to the numbers."""
     now = model.snapshot.progress
     if now.step is None:
         return [(Piece(" " + "─" * max(0, width - 2), "border"),)]
@@ -101,7 +101,9 @@ def progress(model: Model, width: int, height: int) -> list[Line]:
 
 
 def figures(model: Model, width: int, height: int) -> list[Line]:
-    """Key figures in slots, as many as fit in `height` lines; those that charts and health also show come last."""
+    """Lines with the key figures, in slots of fixed width, as many as fit in `height` lines. Those that charts and
+    health also show come last.
+    """
     figures, progress = model.snapshot.figures, model.snapshot.progress
     first = next((position for position, figure in enumerate(figures, 1) if figure.kind == "rate"), 0)
     slots = [_slot(figure, detailed=position == 0) for position, figure in enumerate(figures[:first])]
@@ -136,12 +138,12 @@ def _slot(figure: Figure, *, detailed: bool = False) -> list[Piece]:
 
 
 def measured(figure: Figure) -> str:
-    """Format a figure's value with its unit."""
+    """Format a key figure's value with its unit."""
     return value(figure.kind, figure.value) + (f" {figure.unit}" if figure.unit and figure.value is not None else "")
 
 
 def message(model: Model, width: int, height: int) -> list[Line]:
-    """Line below the header: message at the left, pages at the right."""
+    """Line below the header: the message at the left, the pages at the right."""
     tabs = _tabs(model)
     left, more = _status(model), " · ".join(_view_settings(model))
     free = width - length(tabs) - 1
@@ -172,7 +174,7 @@ def _status(model: Model) -> list[Piece]:
 
 
 def _view_settings(model: Model) -> list[str]:
-    """Settings of the view that differ from the default."""
+    """Texts of the view's settings that differ from the default."""
     view = model.view
     return [
         text
@@ -190,7 +192,7 @@ def _view_settings(model: Model) -> list[str]:
 
 
 def _seeds(model: Model) -> str:
-    """Description of a group's overlay."""
+    """Text about the number of seeds of an overlaid group; "" without one."""
     return (
         f", mean and 95 % band of {model.overlay.seeds} seeds"
         if model.overlay is not None and model.overlay.seeds
@@ -199,7 +201,7 @@ def _seeds(model: Model) -> str:
 
 
 def _scroll_hints(model: Model) -> Iterator[tuple[str, bool]]:
-    """Visible part of a page that scrolls, and the keys for the rest."""
+    """Yield for each page that scrolls the visible part with the keys for the rest, and whether to show it."""
     looked = model.view
     if looked.page == "charts" and looked.maximised is None and model.names:
         first, shown, every = looked.first_chart, len(model.names), len(matching(model.snapshot.series, looked.filter))
@@ -223,7 +225,7 @@ def _tabs(model: Model) -> list[Piece]:
 
 
 def footer(model: Model, width: int, height: int) -> list[Line]:
-    """Keys and their commands, as many as fit, clickable. The last one, help, always fits."""
+    """Last line of the screen: keys and their commands, as many as fit, clickable. The last one, help, always fits."""
     parts = [
         [Piece(f" {key} ", "focus", bold=True, action=f"app.{do}"), Piece(f"{word} ", "dim", action=f"app.{do}")]
         for key, word, do in model.footer
@@ -237,7 +239,7 @@ def footer(model: Model, width: int, height: int) -> list[Line]:
 
 
 def compact_lines(model: Model, width: int, height: int) -> list[Line]:
-    """Progress, key figures and health as text lines, for a terminal too small for charts (such as a 40x10 pane)."""
+    """Lines with progress, key figures and health, for a terminal too small for charts (such as 40x10)."""
     snapshot = model.snapshot
     lines: list[Line] = []
     if snapshot.ending is not None:

@@ -21,7 +21,9 @@ _LIMIT_BYTES = 65536
 
 
 class Key(NamedTuple):
-    """Command of the screen."""
+    """One command of the screen: its default keys, the action that they run, and its texts in footer and help.
+    `trains`: it sends the trainer a request.
+    """
 
     id: str  # its name in keys.toml
     keys: str  # Textual's names, separated by commas
@@ -166,8 +168,8 @@ KEYS: Final = (
 
 
 def keymap(path: Path | None = None) -> tuple[dict[str, str], str]:
-    """Redefined keys by command, and the problem with the file ("" if there is none). Without a file, both are empty.
-    Never raises because of the file's content.
+    """Keys that the user has redefined, by command, and the problem with the file ("" if there is none). Without a file
+    both are empty. Never raises for the file's content.
     """
     file_path = path or _default_path()
     if file_path is None:
@@ -216,5 +218,5 @@ def _default_path(environment: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def shown_keys(key: Key, own_keys: Mapping[str, str]) -> str:
-    """Key of a command as displayed: the user's, or the default."""
+    """Key of a command as displayed: the user's own, else the default."""
     return own_keys[key.id].split(",")[0] if key.id in own_keys else key.shown or key.keys.split(",")[0]

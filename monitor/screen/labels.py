@@ -40,13 +40,13 @@ _SENTENCES: Final = {
 
 
 def label_of(state: str) -> tuple[str, str, str]:
-    """Glyph, word in capitals, and style of a state."""
+    """Glyph, word in capitals, and style for a state of a run."""
     glyph, style = STATES.get(state, ("?", "bad"))
     return glyph, state.upper().replace("_", " "), style
 
 
 def state_sentence(snapshot: Snapshot) -> str:
-    """Sentence about a state; "" while the run is running."""
+    """Sentence about a run's state; "" while it is running."""
     word = snapshot.state
     if word == "running":
         return ""

@@ -21,7 +21,9 @@ SIDEBAR_FROM: Final = 100
 
 
 class Plan(NamedTuple):
-    """Sizes of the parts in cells: 0 for a hidden part, REST for the part that takes the remaining space."""
+    """Layout plan of the screen: size of each part in cells, 0 for a hidden one, REST for one that takes the remaining
+    space.
+    """
 
     figure_lines: int = 0  # lines of key figures
     body: int = 1  # lines between header and footer
@@ -43,23 +45,25 @@ class Plan(NamedTuple):
 
     @property
     def charts(self) -> int:
-        """Number of charts that fit."""
+        """Number of charts in this plan."""
         return self.columns * self.rows
 
 
 def is_small(width: int, height: int) -> bool:
-    """Whether the terminal is too small for the progress line and for charts on the overview."""
+    """Whether a terminal of this size is too small for the progress line and for charts on the overview."""
     return width < COMPACT_BELOW[0] or height < COMPACT_BELOW[1]
 
 
 def inside(width: int, height: int) -> tuple[int, int]:
-    """Cells and lines within a panel's frame; a panel that is too small is drawn without a frame."""
+    """Width and height within a panel's box; a panel that is too small is drawn without a box."""
     return (width - 4, height - 2) if width > 8 and height > 2 else (width, height)
 
 
 @functools.lru_cache(64)
 def plan(width: int, height: int, view: View, *, ending_lines: int = 0) -> Plan:
-    """Layout of a screen. `ending_lines`: number of lines about how the run ended, shown instead of the agent."""
+    """Layout plan for a terminal size and a view. `ending_lines`: number of lines about how the run ended, shown in
+    place of the agent.
+    """
     small = is_small(width, height)
     if small and view.page == "overview" and view.maximised is None:
         return Plan(compact=True, tabs=False)

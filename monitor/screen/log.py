@@ -12,8 +12,8 @@ from monitor.screen.model import Model
 
 
 def log(model: Model, width: int, height: int) -> list[Line]:
-    """End of the log, or the part scrolled to, newest line at the bottom. Long lines wrap on the log page and are cut
-    elsewhere.
+    """Lines of the log, newest at the bottom: its end, or on the log page the part scrolled to. Long lines wrap on the
+    log page and are cut elsewhere.
     """
     shown = _matching(model)
     if not shown:
@@ -35,7 +35,7 @@ def log(model: Model, width: int, height: int) -> list[Line]:
 
 
 def log_length(model: Model, width: int) -> int:
-    """Number of lines of the whole log on its page."""
+    """Number of screen lines of the whole log on its page."""
     return sum(len(_log_lines(line, width, wrap=True)) for line in _matching(model))
 
 
@@ -46,7 +46,7 @@ def _matching(model: Model) -> Sequence[LogLine]:
 
 
 def _log_lines(line: LogLine, width: int, *, wrap: bool = False) -> list[Line]:
-    """Format a log line; with `wrap` as several lines if it is longer than the panel is wide."""
+    """Format a log line; with `wrap` as several lines if it is wider than the panel."""
     style = {"warn": "warn", "bad": "bad"}.get(line.level, "text" if line.is_event else "dim")
     clock = f"{line.clock} " if line.clock else ""
     text = clean(line.text)

@@ -14,7 +14,7 @@ from operant.text import count
 
 
 class Frozen(NamedTuple):
-    """Contents of the frozen screen."""
+    """The snapshot at which the screen was frozen, and the time of the freeze."""
 
     snapshot: Snapshot
     clock: str  # time of the freeze, "14:03:11"
@@ -22,7 +22,9 @@ class Frozen(NamedTuple):
 
 
 class Model(NamedTuple):
-    """The run, the view and the terminal. `with_` makes the next model."""
+    """All that the screen is drawn from: the run's snapshots, the user's view, and the terminal's size. Immutable;
+    `with_` makes the next one.
+    """
 
     newest: Snapshot
     view: View = View()
@@ -37,7 +39,9 @@ class Model(NamedTuple):
     newest_x: float = 0.0  # x of the newest record
 
     def with_(self, **changes: Any) -> Model:
-        """Copy with changes, and the matching range of x; while frozen the range stays."""
+        """Copy of this model with changed fields and the range of x that follows from them. While the screen is frozen
+        the range stays.
+        """
         new = self._replace(**changes)
         same = (
             new.view.axis == self.view.axis
@@ -52,25 +56,25 @@ class Model(NamedTuple):
         return new._replace(whole=whole, newest_x=max(ends, default=0.0 if whole is None else whole[1]))
 
     def _curves(self) -> Iterable[Series]:
-        """Curves of the run, and the overlay's for the visible metrics."""
+        """Yield the curves of the run, and the overlay's for the visible metrics."""
         yield from self.snapshot.series.values()
         if self.overlay is not None:
             yield from (self.overlay.series[name] for name in self.names if name in self.overlay.series)
 
     @property
     def snapshot(self) -> Snapshot:
-        """Displayed snapshot: the newest, or the frozen one."""
+        """Displayed snapshot: the newest, or that of the frozen screen."""
         return self.newest if self.frozen is None else self.frozen.snapshot
 
     @property
     def plan(self) -> layout.Plan:
-        """Layout for this model."""
+        """Layout plan for this model."""
         ending = self.snapshot.ending
         return layout.plan(*self.size, self.view, ending_lines=0 if ending is None else 4 + len(ending.traceback))
 
     @property
     def names(self) -> list[str]:
-        """Visible metrics in display order."""
+        """Metrics of the visible charts, in display order."""
         series, current = self.snapshot.series, self.view
         if current.maximised is not None and current.maximised in series:
             return [current.maximised]
@@ -79,7 +83,7 @@ class Model(NamedTuple):
 
     @property
     def chosen(self) -> str | None:
-        """Metric of the selected chart if that chart is visible."""
+        """Metric of the selected chart; None if no visible chart is selected."""
         return self.view.chosen if self.view.chosen in self.names else None
 
     @property
@@ -89,18 +93,18 @@ class Model(NamedTuple):
 
     @property
     def overlay_name(self) -> str:
-        """Name of the overlaid run if charts are visible, else ""."""
+        """Name of the overlaid run or group if charts are visible; else ""."""
         return self.overlay.run.short if self.overlay is not None and self.plan.charts else ""
 
     @property
     def shown_step(self) -> float | None:
-        """Step of an ended run that is shown, snapped to a record; None: the end."""
+        """Step at which an ended run is shown, that of a record; None: its end."""
         step = self.snapshot.progress.step
         return None if self.view.at is None else self.view.at if step is None or self.snapshot.at_step is None else step
 
     @property
     def mode_sentence(self) -> str:
-        """Sentence shown while the screen is frozen, at an earlier step, or inspecting."""
+        """Sentence shown while the screen is frozen, shows an earlier step, or inspects a chart; else ""."""
         if self.frozen is not None:
             more = (self.newest.progress.step or 0) - (self.frozen.snapshot.progress.step or 0)
             progress = (
@@ -113,7 +117,7 @@ class Model(NamedTuple):
 
     @property
     def footer(self) -> list[tuple[str, str, str]]:
-        """(key, label, action) of the footer's commands, most important first."""
+        """Commands of the footer as (key, label, action), most important first."""
 
         def shown(key: keys.Key, word: str) -> tuple[str, str, str]:
             return keys.shown_keys(key, self.own_keys), word, key.action

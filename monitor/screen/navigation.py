@@ -17,17 +17,17 @@ _TEXTS = ("log", "config")  # pages that scroll
 
 
 def page(model: Model, page: Page) -> View:
-    """Switch to a page."""
+    """Switch to a page of the screen."""
     return view.with_page(model.view, page)
 
 
 def axis(model: Model) -> View:
-    """Next x axis."""
+    """Switch all charts to the next x axis: steps, wall time, iterations."""
     return view.next_axis(model.view)
 
 
 def smooth(model: Model) -> View:
-    """Next smoothing."""
+    """Switch all charts to the next smoothing: none, 0.6, 0.9, 0.99."""
     return model.view._replace(smoothing=(model.view.smoothing + 1) % len(view.SMOOTHING))
 
 
@@ -40,19 +40,19 @@ def logarithm(model: Model) -> View:
 
 
 def zoom(model: Model, by: int) -> View:
-    """Halve or double the window."""
+    """Halve (`by` = 1) or double (-1) the charts' window of x."""
     return view.zoomed(model.view, by, model.whole)._replace(inspected=None)
 
 
 def start(model: Model) -> View:
-    """Go to the start of the run or of the text."""
+    """Go to the start of the run in charts, or of the text on the log and configuration pages."""
     if model.view.page in _TEXTS:
         return _scrolled(model, _ALL if model.view.page == "log" else 0)
     return view.to_start(model.view, model.whole)
 
 
 def end(model: Model) -> View:
-    """Go to the end and follow it."""
+    """Go to the end of the run or text, and follow new records or lines."""
     if model.view.at is not None:
         return model.view._replace(at=None)
     if model.view.page in _TEXTS:
@@ -61,41 +61,41 @@ def end(model: Model) -> View:
 
 
 def agent(model: Model) -> View:
-    """Toggle the agent."""
+    """Show or hide the agent's picture on the overview."""
     return model.view._replace(agent=not model.view.agent)
 
 
 def greedy(model: Model) -> View:
-    """Toggle between greedy and sampled actions of the agent."""
+    """Switch the shown agent between greedy and sampled actions."""
     return model.view._replace(sampled=not model.view.sampled)
 
 
 def log(model: Model) -> View:
-    """Toggle the log; if it does not fit below the charts, its page."""
+    """Show or hide the log below the charts; where it does not fit, switch to its page and back."""
     if model.view.page != "overview" or not (model.plan.bottom and model.size[0] >= layout.SIDEBAR_FROM):
         return page(model, "overview" if model.view.page == "log" else "log")
     return model.view._replace(log=not model.view.log)
 
 
 def bottom(model: Model) -> View:
-    """Toggle the row with agent and log."""
+    """Show or hide the row with the agent's picture and the log."""
     return model.view._replace(bottom=not model.view.bottom)
 
 
 def sidebar(model: Model) -> View:
-    """Toggle the sidebar."""
+    """Show or hide the sidebar with health, time and machine."""
     return model.view._replace(sidebar=not model.view.sidebar)
 
 
 def maximise(model: Model) -> View:
-    """Maximise the selected chart, or restore all."""
+    """Show the selected chart (without one the first) alone, or all charts again."""
     if model.view.maximised is not None:
         return model.view._replace(maximised=None, inspected=None)
     return model.view._replace(maximised=model.chosen or model.names[0]) if model.names else model.view
 
 
 def inspect(model: Model) -> View:
-    """Toggle reading values of the selected chart."""
+    """Start or end reading values of the selected chart (without one the first) at a cursor."""
     if model.view.inspected is not None or not model.names:
         return model.view._replace(inspected=None)
     chosen = model.chosen or model.names[0]
@@ -103,7 +103,9 @@ def inspect(model: Model) -> View:
 
 
 def move(model: Model, across: int, down: int) -> View:
-    """Arrow key: move the inspection cursor, the shown step of an ended run, the text, or the selection."""
+    """Handle an arrow key: move the inspection cursor, the shown step of an ended run, the text, or the selected chart.
+    `across` and `down` are -1, 0 or 1.
+    """
     if model.view.inspected is not None and across:
         return _cursor_moved(model, across)
     if model.view.page in _TEXTS and down:
@@ -114,12 +116,14 @@ def move(model: Model, across: int, down: int) -> View:
 
 
 def wheel(model: Model, down: int) -> View:
-    """Mouse wheel: scroll a text page."""
+    """Scroll the log or configuration page by `down` notches of the mouse wheel, 3 lines each, negative upwards. Other
+    pages do not scroll.
+    """
     return move(model, 0, down * _WHEEL_LINES) if model.view.page in _TEXTS else model.view
 
 
 def _cursor_moved(model: Model, across: int) -> View:
-    """Move the inspection cursor by one cell."""
+    """View with the inspection cursor moved by `across` cells."""
     if model.window is None:
         return model.view
     first, last = model.window
@@ -130,7 +134,7 @@ def _cursor_moved(model: Model, across: int) -> View:
 
 
 def _scrubbed(model: Model, across: int) -> View:
-    """Move the shown step of an ended run; its last step is the end."""
+    """View of an ended run with the shown step moved by `across` positions; its last step is the end."""
     extents = [extent for one in model.newest.series.values() if (extent := one.extent("step")) is not None]
     if not extents:
         return model.view
@@ -140,14 +144,14 @@ def _scrubbed(model: Model, across: int) -> View:
 
 
 def choose(model: Model, name: str | None) -> View:
-    """Select a chart; while inspecting, inspect it."""
+    """Select the chart of metric `name` (None: no change); while inspecting, inspect it."""
     if name is None:
         return model.view
     return model.view._replace(chosen=name, inspected=model.view.inspected and name)
 
 
 def next_chart(model: Model, by: int) -> View:
-    """Select the next or previous chart, cyclically."""
+    """Select the next (`by` = 1) or previous (-1) chart, cyclically."""
     names, chosen = model.names, model.chosen
     if not names:
         return model.view
@@ -157,7 +161,7 @@ def next_chart(model: Model, by: int) -> View:
 
 
 def turn_page(model: Model, by: int) -> View:
-    """Go one page up or down."""
+    """Go one page down (`by` = 1) or up (-1) in charts, log or configuration."""
     current = model.view
     if current.page == "charts" and current.maximised is None:
         first = current.first_chart + by * model.plan.charts
@@ -171,19 +175,23 @@ def turn_page(model: Model, by: int) -> View:
 
 
 def _scrolled(model: Model, lines: int) -> View:
-    """Scroll a text page to `lines` from its resting position, within its length."""
+    """View with the text page scrolled by `lines` from the end of the log or the start of the configuration, within its
+    length.
+    """
     width, height = layout.inside(model.size[0], model.plan.body)
     length = model.snapshot.config.count("\n") + 1 if model.view.page == "config" else log_length(model, width)
     return model.view._replace(scroll=min(max(0, lines), max(0, length - height)))
 
 
 def narrow(model: Model, words: str) -> View:
-    """Filter metrics, or lines of the log."""
+    """Show only metrics, or on the log page lines, that match the filter `words`."""
     return model.view._replace(filter=words.strip()[:80], first_chart=0, scroll=0, maximised=None, inspected=None)
 
 
 def back(model: Model) -> View:
-    """Close or undo the innermost of what is open. While frozen, the page stays."""
+    """Undo the last of: shown step, inspection, maximised chart, filter, page, selection. While the screen is frozen,
+    the page stays.
+    """
     current = model.view
     if current.at is not None:
         return current._replace(at=None)

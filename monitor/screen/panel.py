@@ -15,9 +15,10 @@ Draw = Callable[[Any, int, int], Sequence[Line]]
 
 
 class Panel(Canvas):
-    """Lines that a function computes from the model. With a title the panel has a frame.
+    """Widget with lines of text that a function computes from the model. With a title it is drawn in a box.
 
-    `sees` selects the part of the model that the lines depend on; while it is unchanged, they are not recomputed.
+    `depends_on` selects the part of the model that the lines depend on; while it is unchanged, they are not computed
+    again.
     """
 
     DEFAULT_CSS = "Panel { width: 1fr; height: 1fr; }"
@@ -38,7 +39,7 @@ class Panel(Canvas):
         self._rows_of: dict[Line, Row] = {}  # line -> row of the last drawing
 
     def show(self, model: Any) -> None:
-        """Draw a model, repainting only cells that changed."""
+        """Draw the panel for a model, repainting only cells that changed."""
         self._model = model
         panel_input = None if self._depends_on is None else self._depends_on(model)
         if panel_input is None or panel_input != self._last_input:
@@ -47,7 +48,7 @@ class Panel(Canvas):
 
     @property
     def inside(self) -> tuple[int, int]:
-        """Width and height left for lines, in cells."""
+        """Width and height of the area for lines, in cells."""
         width, height = self.size
         return (width - 4, height - 2) if self._has_frame(width, height) else (width, height)
 
@@ -55,7 +56,7 @@ class Panel(Canvas):
         return bool(self._title) and width > 8 and height > 2
 
     def draw(self, width: int, height: int, palette: Palette) -> Rows:
-        """Draw the lines in their frame."""
+        """Rows of cells with the panel's lines, in its box, for a widget of this size."""
         if not self._has_frame(width, height):
             return self._filled(width, height, palette)
         title = self._title if isinstance(self._title, str) else "" if self._model is None else self._title(self._model)
@@ -64,7 +65,7 @@ class Panel(Canvas):
         return framed(inside, [(shown, Style())], width, palette)
 
     def _filled(self, width: int, height: int, palette: Palette) -> Rows:
-        """Exactly `height` rows of `width` cells."""
+        """Lines of the panel as exactly `height` rows of `width` cells."""
         ascii_only = not palette.glyphs.braille
         lines = (
             []

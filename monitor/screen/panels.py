@@ -26,7 +26,9 @@ from operant.text import count
 
 
 def health(model: Model, width: int, height: int) -> list[Line]:
-    """Findings, most severe first, with as much advice and explanation of problems as fits."""
+    """Lines of the health panel: findings, most severe first, with as much advice and explanation of problems as
+    fits.
+    """
     if not model.snapshot.health:
         return [(Piece("no records yet", "dim"),)]
     order = sorted(model.snapshot.health, key=lambda finding: ("bad", "warn", "ok").index(finding.level))
@@ -44,7 +46,7 @@ def health(model: Model, width: int, height: int) -> list[Line]:
 
 
 def health_line(model: Model, width: int, height: int) -> list[Line]:
-    """Health in one line: as many problems as fit, most severe first, and the number of findings that are ok."""
+    """Health in one line: as many problems as fit, most severe first, and the number of findings without a problem."""
     findings = model.snapshot.health
     if not findings:
         return [(Piece(" health  no records yet", "dim"),)]
@@ -69,7 +71,7 @@ def health_line(model: Model, width: int, height: int) -> list[Line]:
 
 
 def finding_line(finding: Finding, width: int) -> Line:
-    """Finding in one line: level, value, and the expected range at the right."""
+    """Line for one health finding: level, value, and the expected range at the right."""
     glyph, style = LEVELS[finding.level]
     left = [Piece(f"{glyph} ", style, bold=True), Piece(finding.title, "text" if finding.level == "ok" else "bright")]
     right = [Piece(f" {finding.wanted}", "dim")] if finding.wanted else []
@@ -91,7 +93,7 @@ def _explanation(finding: Finding, width: int) -> list[Line]:
 
 
 def explained(model: Model, width: int, height: int) -> list[Line]:
-    """Findings with advice and explanations if all fit, else as in `health`."""
+    """Lines of all health findings with advice and explanations if they fit, else as in `health`."""
     output: list[Line] = []
     for finding in model.snapshot.health:
         output.append(finding_line(finding, width))
@@ -101,7 +103,7 @@ def explained(model: Model, width: int, height: int) -> list[Line]:
 
 
 def time(model: Model, width: int, height: int) -> list[Line]:
-    """Time per iteration by phase: a stacked bar and one line per phase."""
+    """Lines of the time panel: time per iteration by phase, as a stacked bar and a line for each phase."""
     phases = model.snapshot.phases
     if not phases:
         return [(Piece("no records yet", "dim"),)]
@@ -109,13 +111,13 @@ def time(model: Model, width: int, height: int) -> list[Line]:
 
 
 def time_title(model: Model) -> str:
-    """Title of the time panel."""
+    """Title of the time panel, with the total time per iteration."""
     total = sum(phase.milliseconds for phase in model.snapshot.phases)
     return f"Time per iteration {bars.milliseconds(total)}" if total else "Time"
 
 
 def machine(model: Model, width: int, height: int) -> list[Line]:
-    """Figures of the GPU, the trainer's process and the machine."""
+    """Lines of the machine panel: GPU, trainer's process and machine."""
     system = model.snapshot.system
     if system is None:
         where = (
@@ -178,7 +180,7 @@ def _bytes(amount: int | None) -> str:
 
 
 def config(model: Model, width: int, height: int) -> list[Line]:
-    """config.toml from the line scrolled to."""
+    """Lines of config.toml on its page, from the one scrolled to."""
     lines = model.snapshot.config.split("\n") if model.snapshot.config else []
     if not lines:
         return [(Piece("no config.toml yet", "dim"),)]
@@ -196,7 +198,9 @@ def _setting(line: str) -> Line:
 
 
 def ending(model: Model, width: int, height: int) -> list[Line]:
-    """Final state: the sentence, next commands, facts, and as much of the log's end as fits."""
+    """Lines about how the run ended: a sentence, next commands, results, and as much of the log's end as fits; [] while
+    it lives.
+    """
     ending = model.snapshot.ending
     if ending is None:
         return []
@@ -214,7 +218,7 @@ def ending(model: Model, width: int, height: int) -> list[Line]:
 
 
 def empty(model: Model, width: int, height: int) -> list[Line]:
-    """Text in place of the charts if there are none."""
+    """Lines shown in place of the charts if there are none."""
     snapshot = model.snapshot
     if snapshot.series and model.view.filter:
         sentences = [f"no metric matches '{cut(model.view.filter, 40)}'", "esc clears the filter"]
@@ -233,7 +237,9 @@ def empty(model: Model, width: int, height: int) -> list[Line]:
 
 
 def agent_title(snapshot: Snapshot) -> list[tuple[str, Style]]:
-    """Title of the agent's picture."""
+    """Title of the agent's picture as (text, style): "Agent", then the caption and the training step of the shown
+    frame.
+    """
     pieces = [("Agent", Style("text"))]
     if snapshot.frame is not None:
         text = " · ".join(part for part in (snapshot.frame.caption, f"step {count(snapshot.frame.step)}") if part)

@@ -32,10 +32,12 @@ _OPTIONAL: Final = (
 
 
 class RunView(Container):
-    """The screen below the dialogs. The app binds its model; each panel repaints only the cells that changed."""
+    """View of one run: all panels and charts of the screen. The app binds its `model`; each panel then repaints only
+    the cells that changed.
+    """
 
     class Resized(Message):
-        """Posted when everything is laid out for a new size."""
+        """Posted when all panels are laid out for a new size."""
 
     model: reactive[Model | None] = reactive(None, repaint=False)
 
@@ -85,7 +87,9 @@ class RunView(Container):
         self.panels = {panel.id or "": panel for panel in every}
 
     def compose(self) -> ComposeResult:
-        """Create all panels; the plan shows and hides them."""
+        """Create all panels and charts at once; `watch_model` shows, hides and sizes them by the layout plan
+        (`monitor.screen.layout.Plan`).
+        """
         panel = self.panels
         yield from (panel[name] for name in ("header", "progress", "figures", "message", "health_line"))
         self._bottom = Container(self.agent, panel["ending"], panel["log"], id="bottom")
@@ -97,17 +101,17 @@ class RunView(Container):
         yield panel["footer"]
 
     def on_mount(self) -> None:
-        """Draw the first model."""
+        """Draw the first model in every panel."""
         self.watch_model(self.model)
 
     def on_resize(self) -> None:
-        """Post `Resized`, except for the first size."""
+        """Post `Resized`, except for the view's first size."""
         if self._has_size:
             self.post_message(self.Resized())
         self._has_size = True
 
     def watch_model(self, model: Model | None) -> None:
-        """Draw the model in every visible panel."""
+        """Lay out the panels if the layout plan has changed, and draw the model in every visible one."""
         if not self.is_mounted or model is None:
             return
         plan = model.plan
@@ -169,7 +173,7 @@ def _show(widget: Widget, shown: bool) -> None:
 
 
 def _size(widget: Widget, *, width: int | None = None, height: int | None = None) -> None:
-    """Set a widget's size to cells, the remaining space (REST), or hide it (0)."""
+    """Set a widget's width or height to a number of cells or the remaining space (REST), or hide it (0)."""
     cells = height if height is not None else width or 0
     _show(widget, cells != 0)
     wanted: int | str = "1fr" if cells == REST else max(1, cells)

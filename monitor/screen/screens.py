@@ -22,7 +22,7 @@ _TEXT_HINTS = ("↑ ↓ pgup pgdn · esc closes", "esc closes")
 
 
 class Listed(NamedTuple):
-    """Contents of the list of runs."""
+    """Rows in the list of runs, its cursor, and the typed search."""
 
     rows: Sequence[RunRow]
     cursor: int
@@ -34,31 +34,37 @@ Result = TypeVar("Result")
 
 
 class Dialog(ModalScreen[Result]):
-    """Modal dialog that closes once, also if more keys are typed ahead."""
+    """Base of the modal dialogs: a panel of lines in the middle of the screen. It closes once, even if more keys are
+    typed ahead.
+    """
 
     def __init__(self, lines: Draw, title: str) -> None:
         super().__init__()
         self._panel = Panel(lines, title=title, id="dialog")
 
     def compose(self) -> ComposeResult:
-        """Create the panel."""
+        """Create the dialog's panel, which draws its lines."""
         yield self._panel
 
     def natural_size(self) -> tuple[int, int]:
-        """Size of the complete contents, (cells, lines); the terminal may be smaller."""
+        """Size (cells, lines) in which the dialog shows all of its content; the terminal may be smaller. Subclasses
+        implement it.
+        """
         raise NotImplementedError
 
     def show(self) -> None:
-        """Draw the contents."""
+        """Draw the dialog's current content into its panel. Subclasses implement it; called when the dialog opens, is
+        resized or changes.
+        """
         raise NotImplementedError
 
     def on_mount(self) -> None:
-        """Fit the contents and draw."""
+        """Fit the dialog to its content and draw it."""
         self._fit()
         self.show()
 
     def on_resize(self) -> None:
-        """Fit to the new size of the terminal."""
+        """Fit the dialog to the terminal's new size and draw it again."""
         self._fit()
         self.call_after_refresh(self.show)
 
@@ -68,23 +74,23 @@ class Dialog(ModalScreen[Result]):
         self._panel.styles.height = max(1, min(self.app.size.height - 2, height))
 
     def on_click(self, event: events.Click) -> None:
-        """Close on a click outside the panel."""
+        """Close the dialog without a result if the click is outside its panel."""
         if event.widget is not self._panel:
             self.leave(None)
 
     def leave(self, result: Result | None = None) -> None:
-        """Close, unless already closed."""
+        """Close the dialog with a result, unless it is closed already."""
         if self.is_current:
             self.dismiss(result)
 
 
 def _first_fitting(texts: Sequence[str], width: int) -> str:
-    """First text that fits, else the last."""
+    """First of the texts that fits in `width` cells, else the last."""
     return next((text for text in texts if width_of(text) <= width), texts[-1])
 
 
 class ListScreen(Dialog["RunRow | None"]):
-    """List of runs with search. Returns the chosen row or None."""
+    """Dialog that lists runs, with search by typing. Its result is the chosen row, or None."""
 
     def __init__(
         self, title: str, rows: Sequence[RunRow], empty: str = "No runs yet. Start one: operant train"
@@ -94,7 +100,7 @@ class ListScreen(Dialog["RunRow | None"]):
         self._search, self._cursor = "", 0
 
     def natural_size(self) -> tuple[int, int]:
-        """Size for one line per run."""
+        """Size (cells, lines) with a line for each run."""
         _, widths = _columns(self._all, 200) if self._all else ([], [])
         return max(60, sum(widths) + 2 * len(widths) + 6), len(self._all) + 6
 
@@ -108,13 +114,15 @@ class ListScreen(Dialog["RunRow | None"]):
         ]
 
     def show(self) -> None:
-        """Draw the runs that match the search."""
+        """Draw the runs that match the search, with the cursor."""
         rows = self._rows
         self._cursor = min(max(self._cursor, 0), max(0, len(rows) - 1))
         self._panel.show(Listed(rows, self._cursor, self._search, self._empty))
 
     def on_key(self, event: events.Key) -> None:
-        """Move, search, open or close."""
+        """Move the cursor by up, down, page keys, home and end; open the run by enter; search by typing; escape clears
+        the search, then closes.
+        """
         event.stop()
         event.prevent_default()
         moves = {"up": -1, "down": 1, "pageup": -_PAGE_LINES, "pagedown": _PAGE_LINES, "home": -(10**9), "end": 10**9}
@@ -135,7 +143,7 @@ class ListScreen(Dialog["RunRow | None"]):
         self.show()
 
     def on_click(self, event: events.Click) -> None:
-        """Open the clicked row."""
+        """Open the run whose row is clicked."""
         rows = self._rows if event.widget is self._panel else []  # Textual calls `Dialog.on_click` as well
         index = event.y - 3 + _first(self._cursor, len(rows), self._panel.size.height - 5)
         if 0 <= event.y - 3 < self._panel.size.height - 5 and index < len(rows):
@@ -143,7 +151,7 @@ class ListScreen(Dialog["RunRow | None"]):
 
 
 def _first(cursor: int, count: int, height: int) -> int:
-    """First visible row, so that the cursor is centered where possible."""
+    """Index of the first visible of `count` rows, with the cursor centered where possible."""
     return max(0, min(cursor - height // 2, count - height))
 
 
@@ -192,7 +200,7 @@ def _values(row: RunRow, count: int) -> list[str]:
 
 
 def _columns(rows: Sequence[RunRow], width: int) -> tuple[list[str], list[int]]:
-    """Columns that fit, and their widths."""
+    """Titles of as many columns of the list of runs as fit in `width` cells, and their widths."""
     for count in range(len(_HEADS), 1, -1):
         widths = [max(len(_HEADS[k]), *(width_of(_values(row, count)[k]) for row in rows)) for k in range(count)]
         if sum(widths) + 2 * count <= width - 2:
@@ -208,25 +216,27 @@ def _joined(values: Sequence[str], widths: Sequence[int]) -> str:
 
 
 class Scrolled(NamedTuple):
-    """Contents of a text dialog."""
+    """Lines of a text dialog, and the index of the first visible one."""
 
     lines: Sequence[Line]
     first: int
 
 
 class TextScreen(Dialog[None]):
-    """Dialog with lines of text: help, description of a run, traceback."""
+    """Dialog that shows lines of text: help, description of a run, traceback. `at_end`: it opens scrolled to the
+    end.
+    """
 
     def __init__(self, title: str, lines: Sequence[Line], *, width: int = 90, at_end: bool = False) -> None:
         super().__init__(_text_lines, title)
         self._lines, self._width, self._at = list(lines), width, 10**9 if at_end else 0
 
     def natural_size(self) -> tuple[int, int]:
-        """Size for all lines."""
+        """Size (cells, lines) with all lines of the text."""
         return self._width, len(self._lines) + 4
 
     def show(self) -> None:
-        """Draw the lines from the one scrolled to."""
+        """Draw the text from the line scrolled to."""
         height = max(1, min(self.app.size.height - 2, len(self._lines) + 4)) - 4
         self._at = min(max(self._at, 0), max(0, len(self._lines) - height))
         self._panel.show(Scrolled(self._lines, self._at))
@@ -236,7 +246,9 @@ class TextScreen(Dialog[None]):
         self.show()
 
     def on_key(self, event: events.Key) -> None:
-        """Scroll or close."""
+        """Scroll the text by up, down, j, k, page keys, space, home and end; close it by escape, q, enter, ? or d. No
+        other key reaches the screen below.
+        """
         event.stop()
         event.prevent_default()
         moves = {
@@ -256,11 +268,11 @@ class TextScreen(Dialog[None]):
             self.leave(None)
 
     def on_mouse_scroll_down(self) -> None:
-        """Scroll down."""
+        """Scroll the text down by 3 lines."""
         self._scroll(3)
 
     def on_mouse_scroll_up(self) -> None:
-        """Scroll up."""
+        """Scroll the text up by 3 lines."""
         self._scroll(-3)
 
 
@@ -281,7 +293,7 @@ def _text_lines(model: Scrolled, width: int, height: int) -> list[Line]:
 
 
 class Question(NamedTuple):
-    """Question and consequence of yes."""
+    """Question of a confirmation dialog, and what happens after a yes."""
 
     sentence: str
     consequence: str
@@ -289,8 +301,8 @@ class Question(NamedTuple):
 
 
 class ConfirmScreen(Dialog[bool]):
-    """Confirmation of a request to the trainer. `y` confirms, Enter too unless the question is strict; n, Escape and q
-    decline.
+    """Dialog that confirms a request to the trainer. Its result is True after y, or Enter unless the question is
+    `strict`; False after n, Escape and q.
     """
 
     def __init__(self, question: Question) -> None:
@@ -298,15 +310,15 @@ class ConfirmScreen(Dialog[bool]):
         self._question = question
 
     def natural_size(self) -> tuple[int, int]:
-        """Size of the text."""
+        """Size (cells, lines) of the question's text."""
         return max(width_of(self._question.sentence), width_of(self._question.consequence), 38) + 4, 7
 
     def show(self) -> None:
-        """Draw the question."""
+        """Draw the question and its consequence."""
         self._panel.show(self._question)
 
     def on_key(self, event: events.Key) -> None:
-        """Confirm or decline."""
+        """Confirm by y (or Enter unless the question is strict); decline by n, Escape, q and a strict Enter."""
         event.stop()
         event.prevent_default()
         if event.key == "y" or (event.key == "enter" and not self._question.strict):
@@ -330,10 +342,12 @@ def _question_lines(model: Question, width: int, height: int) -> list[Line]:
 
 
 class FilterBar(Input):
-    """Input line at the bottom; each change posts a message. Enter keeps the filter, Escape clears it."""
+    """Input line for the filter at the bottom of the screen. Each change posts `Narrowed`. Enter keeps the filter,
+    Escape clears it.
+    """
 
     class Narrowed(Message):
-        """Posted when the filter changes."""
+        """Posted with the filter's text each time it changes: words separated by spaces; "" clears the filter."""
 
         def __init__(self, words: str) -> None:
             super().__init__()
@@ -350,20 +364,20 @@ class FilterBar(Input):
         self._over = False  # Escape was pressed; an earlier change may still arrive
 
     def on_mount(self) -> None:
-        """Focus the input."""
+        """Give the filter bar the keyboard focus."""
         self.focus()
 
     def on_input_changed(self) -> None:
-        """Filter while typing."""
+        """Post the filter's text while it is typed."""
         if not self._over:
             self.post_message(self.Narrowed(self.value))
 
     async def on_input_submitted(self) -> None:
-        """Close and keep the filter."""
+        """Close the filter bar on Enter; the filter stays."""
         await self.remove()
 
     async def on_key(self, event: events.Key) -> None:
-        """Escape: close and clear the filter."""
+        """Close the filter bar and clear the filter on Escape."""
         if event.key == "escape":
             event.stop()
             event.prevent_default()

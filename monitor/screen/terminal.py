@@ -31,7 +31,7 @@ _GRACE_S = 2.0
 
 
 class QuietDriver(LinuxDriver):
-    """Driver that writes only changed cells, by the app's `renderer`.
+    """Textual driver that writes only changed cells to the terminal, through the app's `renderer`.
 
     Requests clicks and the wheel from the terminal but no mouse movement, which would be sent for every cell.
     """
@@ -42,12 +42,12 @@ class QuietDriver(LinuxDriver):
         self._suspended = False
 
     def write(self, data: str) -> None:
-        """Write what is drawn in fewer bytes."""
+        """Write Textual's output in fewer bytes with the same effect."""
         if shorter := self._renderer.shorten(data):
             super().write(shorter)
 
     def _sigtstp_application(self, *_: object) -> None:
-        """Stop the whole process group, as a terminal does at ctrl+z: a shell waits for its direct child, such as `uv
+        """Stop the whole process group, as a terminal does at Ctrl+Z: a shell waits for its direct child, such as `uv
         run`.
         """
         if self._auto_restart:
@@ -56,7 +56,9 @@ class QuietDriver(LinuxDriver):
         os.kill(0, signal.SIGSTOP)
 
     def _sigcont_application(self, *_: object) -> None:
-        """Take over the terminal again and redraw, also after an unannounced SIGSTOP and output of the shell."""
+        """Take over the terminal again after a stop and redraw it, also after an unannounced SIGSTOP and output of the
+        shell.
+        """
         if not self._auto_restart:
             return
         if self._in_background():
@@ -87,7 +89,7 @@ class QuietDriver(LinuxDriver):
 
 @contextlib.contextmanager
 def tied_to_terminal(app: App[None]) -> Iterator[None]:
-    """While inside, the process exits with its terminal; SIGHUP and SIGTERM restore the terminal if that takes less
+    """Exit within the block as soon as the terminal closes. SIGHUP and SIGTERM restore the terminal if that takes less
     than two seconds.
     """
 
@@ -113,7 +115,9 @@ def tied_to_terminal(app: App[None]) -> Iterator[None]:
 
 
 def _exit_with(descriptor: int) -> None:
-    """Wait until the terminal hangs up, then exit at once: the monitor has nothing to save."""
+    """Wait until the terminal at `descriptor` hangs up, then exit the process at once: the monitor has nothing to
+    save.
+    """
     waiting = select.poll()
     waiting.register(descriptor, 0)  # hang-up and error are always reported
     while not any(events & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, events in waiting.poll()):

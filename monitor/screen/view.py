@@ -21,7 +21,7 @@ _GRAINS: Final = 8  # a window that follows moves by 1/8 of its length, so that 
 
 
 class TitleValues(NamedTuple):
-    """Values in a chart's title: the newest, or those of a frozen screen."""
+    """Values in a chart's title: the newest ones, or those of the frozen screen."""
 
     latest: float | None
     trend_per_min: float | None = None
@@ -29,7 +29,9 @@ class TitleValues(NamedTuple):
 
 
 class View(NamedTuple):
-    """The user's settings of the screen. They never reach a trainer."""
+    """The user's settings of the screen: page, axis, window, selected chart, visible parts. They never reach a trainer,
+    except a request for frames.
+    """
 
     page: Page = "overview"
     axis: Axis = "step"
@@ -54,26 +56,30 @@ class View(NamedTuple):
 
     @property
     def smooth(self) -> float:
-        """Weight of the exponential moving average."""
+        """Weight of the exponential moving average in charts, 0 to 0.99."""
         return SMOOTHING[self.smoothing]
 
     def log_axis(self, name: str, hint: bool) -> bool:
-        """Whether a metric's y axis is logarithmic."""
+        """Whether a metric's y axis is logarithmic; `hint`: its default."""
         return hint ^ self.flipped ^ (name in self.flipped_one)
 
 
 def with_page(view: View, page: Page) -> View:
-    """Switch to a page, at its start."""
+    """View switched to a page, at its start."""
     return view._replace(page=page, maximised=None, inspected=None, scroll=0, first_chart=0)
 
 
 def next_axis(view: View) -> View:
-    """Next x axis (steps, wall time, iterations); the window is reset, since its range belongs to one axis."""
+    """View with the next x axis (steps, wall time, iterations) and the whole range, since a window belongs to one
+    axis.
+    """
     return view._replace(axis=AXES[(AXES.index(view.axis) + 1) % len(AXES)], zoom=0, end=None, inspected=None)
 
 
 def zoomed(view: View, by: int, whole: tuple[float, float] | None) -> View:
-    """Halve the window `by` times (or double it). A window that follows keeps following; any other keeps its center."""
+    """View with the window of x halved `by` times, doubled if negative. A window that follows new records keeps
+    following; any other keeps its center.
+    """
     zoom = min(max(view.zoom + by, 0), _ZOOM_MOST)
     if view.end is None or whole is None or zoom == 0:
         return view._replace(zoom=zoom, end=None if zoom == 0 else view.end)
@@ -84,7 +90,7 @@ def zoomed(view: View, by: int, whole: tuple[float, float] | None) -> View:
 
 
 def to_start(view: View, whole: tuple[float, float] | None) -> View:
-    """Move the window to the start of the run; without zoom, show its first half."""
+    """View with the window of x at the start of the run; without zoom at its first half."""
     if whole is None:
         return view
     zoom = view.zoom or 1
@@ -92,14 +98,14 @@ def to_start(view: View, whole: tuple[float, float] | None) -> View:
 
 
 def following(view: View) -> View:
-    """Show the whole run, or let the window follow the newest record."""
+    """View whose window follows the newest record; if it did already, the whole run."""
     return view._replace(zoom=0 if view.end is None else view.zoom, end=None)
 
 
 def whole_window(
     series: Iterable[Series], axis: Axis, previous: tuple[float, float] | None
 ) -> tuple[float, float] | None:
-    """Range of x of all series, growing in jumps; None while they are empty."""
+    """Range of x of all series, which grows in jumps from `previous`; None without values."""
     extents = [extent for one in series if (extent := one.extent(axis)) is not None]
     if not extents:
         return None
@@ -107,7 +113,7 @@ def whole_window(
 
 
 def window(view: View, whole: tuple[float, float], newest: float) -> tuple[float, float]:
-    """Displayed range of x, with the newest record at `newest`."""
+    """Range of x that charts show. `whole`: range of the run; `newest`: x of its newest record."""
     if view.zoom == 0:
         return whole
     length = (whole[1] - whole[0]) / 2**view.zoom
@@ -119,18 +125,22 @@ def window(view: View, whole: tuple[float, float], newest: float) -> tuple[float
 
 
 def matching(series: Iterable[str], pattern: str = "") -> list[str]:
-    """Metrics that match a filter (see `matches`), in order."""
+    """Metrics whose name matches a filter (`matches`), in order."""
     return [name for name in series if matches(name, pattern)]
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a name contains one of the words of the filter, ignoring case; wildcards `*`, `?` and `[...]`."""
+    """Whether a name contains one of the filter's words, ignoring case. Words may hold the wildcards `*`, `?` and
+    `[...]`; an empty filter matches all.
+    """
     words = pattern.lower().split()
     return not words or any(word in name.lower() or fnmatch.fnmatchcase(name.lower(), f"*{word}*") for word in words)
 
 
 def neighbour(names: Sequence[str], current: str | None, across: int, down: int, columns: int) -> str | None:
-    """Neighbour of a chart in a grid of `columns`; the chart itself at the edge."""
+    """Chart next to `current` in a grid of `columns`, `across` and `down` from it; `current` itself at the edge. None
+    without charts.
+    """
     if not names:
         return None
     if current not in names:

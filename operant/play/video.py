@@ -270,7 +270,7 @@ def open_video(path: Path, form: str, *, fps: float, frames: int) -> VideoWriter
 
 
 class Recording(NamedTuple):
-    """Steps and ended episodes of a recorded video. `cut`: a limit ended it within an episode."""
+    """Steps and ended episodes of a recorded video. `cut`: it ended before the requested number of episodes."""
 
     steps: int  # of each lane
     episodes: list[dict[str, Any]]  # finished ones: lane, return, length

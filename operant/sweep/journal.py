@@ -30,8 +30,8 @@ _MOST_FAILURES: Final = 5  # failed trials before the first that has not failed
 
 @dataclass(eq=False, kw_only=True)
 class SweepTrial(Trial):
-    """A trial of a sweep: the search engine's trial and its values. Its runs differ in run.seed alone; `results` and
-    `reported` are filled by their index as they end.
+    """A trial of a sweep: the search engine's trial and its values. Its runs differ in run.seed alone; `results` grows
+    as they end.
     """
 
     engine: Any  # optuna.Trial

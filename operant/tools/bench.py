@@ -45,8 +45,8 @@ class Stepping(NamedTuple):
 
 
 class Training(NamedTuple):
-    """PPO on CartPole with two 4-64-64 tanh networks, 4 epochs x 4 minibatches: the complete iteration
-    and its phases.
+    """Speed of PPO on CartPole with two 4-64-64 tanh networks, 4 epochs x 4 minibatches: the complete iteration and its
+    phases.
     """
 
     lanes: int
@@ -60,7 +60,7 @@ class Training(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """Time of the shipped CartPole configuration to its target, the greedy mean return of 128 episodes."""
+    """Time in which the shipped CartPole configuration reached its target, the greedy mean return of 128 episodes."""
 
     seed: int
     reached: bool
@@ -71,11 +71,11 @@ class Solved(NamedTuple):
 
 
 class Bench(NamedTuple):
-    """All results; a section that was not requested is empty."""
+    """Results of all measurements; a section that was not requested is []."""
 
     device: str
     threads: int
-    load: float | None  # of the machine's last minute, before it start_s
+    load: float | None  # of the machine's last minute, before it starts
     versions: dict[str, str]
     repeats: int
     stepping: list[Stepping]
@@ -83,7 +83,7 @@ class Bench(NamedTuple):
     solve: list[Solved]
 
     def document(self) -> dict[str, Any]:
-        """Document for `--json`."""
+        """JSON document of these results."""
         parts = {name: [row._asdict() for row in getattr(self, name)] for name in SECTIONS}
         return {"schema": 1, **self._asdict(), **parts}
 
@@ -123,18 +123,18 @@ def _region_s(work: Callable[[], object], device: torch.device, calls: int) -> f
 
 
 def default_lanes(device: torch.device) -> tuple[int, ...]:
-    """Numbers of lanes to step on a device."""
+    """Numbers of lanes to step on a device by default."""
     return (8192, 65_536, 1 << 20, 1 << 24) if device.type == "cuda" else (1024, 65_536)
 
 
 def default_sizes(device: torch.device) -> tuple[tuple[int, int], ...]:
-    """(lanes, horizon) to train with on a device."""
+    """Sizes (lanes, horizon) to train with on a device by default."""
     return ((2048, 16), (8192, 64), (65_536, 64)) if device.type == "cuda" else ((1024, 16),)
 
 
 def stepping(env: Env, lanes: int, device: torch.device, *, repeats: int = REPEATS, least_s: float = 0.2) -> Stepping:
-    """Step a world with random actions (eight precomputed draws in turn; two above a million lanes), on a GPU in graphs
-    of many steps.
+    """Measure the steps per second of an environment with random actions, precomputed in eight buffers (two above a
+    million lanes). On a GPU many steps are one graph.
     """
     world = DeviceWorld(env, lanes, seed=1, device=device)
     slot = world.slot()
@@ -158,7 +158,7 @@ def stepping(env: Env, lanes: int, device: torch.device, *, repeats: int = REPEA
 
 
 def random_actions(env: Env, like: torch.Tensor, draws: int) -> list[torch.Tensor]:
-    """`draws` buffers of uniform actions."""
+    """Buffers of uniform random actions, `draws` of them, with the shape and device of `like`."""
     generator = torch.Generator().manual_seed(1)
     uniform = [torch.rand(like.shape, generator=generator) for _ in range(draws)]
     if isinstance(env.action, Box):
@@ -173,7 +173,7 @@ def random_actions(env: Env, like: torch.Tensor, draws: int) -> list[torch.Tenso
 def training(
     lanes: int, horizon: int, precision: str, device: torch.device, *, repeats: int = REPEATS, least_s: float = 0.5
 ) -> Training:
-    """Train PPO on CartPole at one size."""
+    """Measure PPO on CartPole at one size and precision."""
     sizes = [f"env.lanes={lanes}", f"algo.horizon={horizon}", f"algo.precision={precision}"]
     algo = building.build(
         config.load(None, ["env.name=cartpole", "algo.anneal=false", "algo.learning_rate=2.5e-4", *sizes]), device
@@ -193,8 +193,8 @@ def training(
 
 
 def solve(seed: int, device: torch.device, overrides: Sequence[str] = ()) -> Solved:
-    """Train with the shipped configuration until a greedy evaluation after an iteration reaches the target, or to the
-    last step.
+    """Train the shipped CartPole configuration with a seed until a greedy evaluation after an iteration reaches the
+    target, or to the last step, and time it.
     """
     started = time.perf_counter()
     recipe = config.load(recipes.find_source(RECIPE), overrides)
@@ -272,7 +272,9 @@ def bench(
 
 
 def stepping_plan(environments: Sequence[str], lanes: Sequence[int]) -> list[tuple[Env, int]]:
-    """Pairs to step: the first environment (default CartPole) at every number of lanes, the others at one."""
+    """Pairs (environment, lanes) to step: the first environment (default CartPole) at every number of lanes, the others
+    at the largest up to a million.
+    """
     names = list(environments) or sorted(envs.names(), key=lambda name: (name != "cartpole", name))
     try:
         listed = [envs.find(name) for name in names]

@@ -38,7 +38,7 @@ _LAST = ("keeps to its columns", "runs")  # if one of these fails, later finding
 
 
 def compiles_for_cuda(checked: BoundsChecked) -> list[Finding]:
-    """Compile every function to PTX, and search it for float64."""
+    """Compile every function of the environment to PTX, and search it for float64."""
     name, names = "compiles for CUDA", ", ".join(f"sm_{major}{minor}" for major, minor in ARCHITECTURES)
     instructions: list[str] = []
     for capability in ARCHITECTURES:
@@ -62,7 +62,7 @@ def compiles_for_cuda(checked: BoundsChecked) -> list[Finding]:
 
 
 def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
-    """Run two rollouts that differ only in the previous contents of the buffers: values that differ afterwards were not
+    """Run two rollouts that differ only in the previous contents of the buffers. Values that differ afterwards were not
     written, or were read before they were written.
     """
     name, generator = "writes what it declares", np.random.default_rng(1)
@@ -120,8 +120,8 @@ def _rows_apart(one: torch.Tensor, other: torch.Tensor) -> list[int]:
 
 
 def picture(checked: BoundsChecked) -> Finding:
-    """Draw small pictures of lanes after some steps: `pixel_shader` must stay within its buffers, change nothing, and
-    return colours.
+    """Draw small pictures of the lanes: `pixel_shader` must stay within its buffers, change nothing, and return
+    colours.
     """
     name, env, lanes = "picture", checked.env, checked.lanes
     assert env.pixel_shader is not None
@@ -193,7 +193,7 @@ def _speed(env: Env) -> Finding:
 
 
 def _attempt(name: str, run: Callable[[], Finding], report: Callable[[str], None]) -> Finding:
-    """Finding, or a failed one if the author's code raised."""
+    """Run a check. If the author's code raises, return a failed finding."""
     report(name)
     try:
         with quick_check.muted():
@@ -233,7 +233,7 @@ def check(
 def _compiled_findings(
     env: Env, checked: BoundsChecked, lanes: int, steps: int, report: Callable[[str], None]
 ) -> Iterator[Finding]:
-    """Checks of an environment that compiles. After a failure of one in `_LAST` the caller stops."""
+    """Yield the findings for an environment that compiles. After a failure of one in `_LAST` the caller stops."""
     report("compiles for CUDA")
     yield from compiles_for_cuda(checked)
     yield _attempt("keeps to its columns", lambda: quick_check.check_indices(checked, min(steps, STEPS)), report)

@@ -22,7 +22,7 @@ _SLACK = 1e-5  # relative tolerance of a bound, for float64 converted to float32
 
 
 class _Rollout(NamedTuple):
-    """Result of a rollout."""
+    """Observations and outcomes of a rollout with random actions, and statistics of its episodes."""
 
     rows: np.ndarray  # (T + 1, O, N)
     outcomes: np.ndarray  # (T, 3, N): reward, terminated, truncated
@@ -33,8 +33,8 @@ class _Rollout(NamedTuple):
 
 
 def check(env: HostEnv, *, steps: int = 500, report: Callable[[str], None] = lambda name: None) -> Iterator[Finding]:
-    """Run every check in order and yield each finding. Raises nothing for an author's mistakes; ends at a failure that
-    later checks depend on.
+    """Run every check of an outside environment in order and yield each finding. Raises nothing for an author's
+    mistakes; ends at a failure that later checks depend on. `report` is called with the name of the next check.
     """
     shown = "x".join(map(str, env.observation.shape)) if env.observation.shape else f"{env.observation.size} values"
     parts = ", ".join(field.name for field in env.observed[:8]) + (" ..." if len(env.observed) > 8 else "")
@@ -87,7 +87,7 @@ def _action(env: HostEnv) -> str:
 
 
 def _rollout(env: HostEnv, steps: int, seed: int) -> _Rollout:
-    """Run a rollout with random actions."""
+    """Step the environment's lanes `steps` times with random actions."""
     world, generator = HostWorld(env, LANES, seed=seed), np.random.default_rng(seed)
     slot = world.slot()
     world.reset(slot)
@@ -107,7 +107,7 @@ def _rollout(env: HostEnv, steps: int, seed: int) -> _Rollout:
 
 
 def _act(env: HostEnv, slot: Slot, generator: np.random.Generator) -> None:
-    """Set random actions; with a mask only legal ones, since the environment may fail on others."""
+    """Write random actions into the slot; with a mask only legal ones, since the environment may fail on others."""
     space, lanes = env.action, slot.reward.shape[0]
     if isinstance(space, Box):
         low, high = (np.clip(np.array(bound, np.float32), -1000, 1000)[:, None] for bound in space.bounds())
@@ -160,7 +160,7 @@ def _picture(env: HostEnv) -> Finding:
 
 
 def _speed(env: HostEnv) -> Finding:
-    """Steps per second with random actions, in one process and with as many as training uses."""
+    """Measure steps per second with random actions, in one process and with the number that training uses."""
     parts = []
     for processes in dict.fromkeys((0, env.hosting.processes)):
         lanes = 16 * max(processes, 1)

@@ -39,7 +39,7 @@ class Finding(NamedTuple):
 
 
 def examine(root: Path) -> list[Finding]:
-    """Run all checks. `root` is the folder of runs. Takes as long as importing torch and numba."""
+    """Run all checks of this machine. `root` is the folder for new runs. Takes as long as importing torch and numba."""
     checks: list[tuple[str, Callable[[], Finding]]] = [
         ("python", _python),
         ("operant", lambda: Finding("operant", OK, __version__)),
@@ -127,7 +127,7 @@ def _driver() -> Finding:
 
 
 def _devices() -> tuple[str, list[str]] | None:
-    """Driver version and names of the GPUs; None without a driver."""
+    """Driver version and names of the GPUs; None without NVIDIA's driver."""
     try:
         import pynvml
     except ImportError:
@@ -273,5 +273,5 @@ def _cache() -> Finding:
 
 
 def _nearest(path: Path) -> Path:
-    """The path, or its nearest existing parent."""
+    """The path itself if it exists, else its nearest existing parent."""
     return next(existing for existing in (path, *path.parents) if existing.exists())

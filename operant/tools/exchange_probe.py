@@ -23,7 +23,9 @@ _IN_GRAPH = 10
 
 
 class ExchangeTimes(NamedTuple):
-    """Kind of the exchange and microseconds by size, or the problem that prevented the measurement."""
+    """Measured exchange between ranks: its kind and the microseconds by size, or the problem that prevented the
+    measurement.
+    """
 
     name: str
     us: dict[int, float]
@@ -31,7 +33,9 @@ class ExchangeTimes(NamedTuple):
 
 
 def measure(ranks: int, *, gpu: bool, limit_s: float = LIMIT_S) -> ExchangeTimes:
-    """Measure the exchange between `ranks` processes, each on one GPU or on the CPU."""
+    """Measure the exchange between `ranks` processes of this machine, with `gpu` each on a GPU, else on the CPU. Ends
+    after `limit_s` with a problem.
+    """
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder, f"{rank}.txt") for rank in range(ranks)]
         processes = []

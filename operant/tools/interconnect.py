@@ -28,7 +28,9 @@ ITERATIONS_MS = (0.33, 1.4, 7.5)
 
 
 def examine() -> list[Finding]:
-    """Links of each pair of GPUs, time of an exchange between all, and the launch commands."""
+    """Findings about the links of each pair of GPUs, the time of an exchange between all, and the commands that launch
+    a run.
+    """
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -52,7 +54,9 @@ def examine() -> list[Finding]:
 
 
 def _exchange(ranks: int) -> list[Finding]:
-    """Measured time of an exchange between `ranks` GPUs, and the resulting efficiency for short and long iterations."""
+    """Findings about the time of an exchange between `ranks` GPUs, and the resulting efficiency for short and long
+    iterations.
+    """
     result = exchange_probe.measure(ranks, gpu=True)
     if result.problem:
         return [

@@ -44,7 +44,9 @@ PARTS: Mapping[str, str] = {"world.step": "environment", "actor.forward": "netwo
 
 
 class Phase(NamedTuple):
-    """Part of an iteration. On a GPU `seconds` is its kernels' time and `launches` their number; None on a CPU."""
+    """Time of one part of an iteration. On a GPU `seconds` is its kernels' time and `launches` their number; None on a
+    CPU.
+    """
 
     name: str
     seconds: float
@@ -53,7 +55,7 @@ class Phase(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """Memory at one moment, in bytes. On a CPU both values are the process's resident memory."""
+    """Memory use at one moment, in bytes. On a CPU both values are the process's resident memory."""
 
     when: str
     allocated: int
@@ -62,7 +64,7 @@ class Moment(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """Result of profiling; times are medians per iteration."""
+    """Measured iteration of a trainer: times (medians), launches, memory, and work per second."""
 
     environment: str
     algorithm: str
@@ -90,16 +92,16 @@ class Profile(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Floating-point operations per second."""
+        """Achieved floating-point operations per second."""
         return self.work.flops / self.iteration_s
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second."""
+        """Achieved bytes read and written per second."""
         return self.work.bytes / self.iteration_s
 
     def document(self) -> dict[str, Any]:
-        """Document for `--json`."""
+        """JSON document of this profile."""
         return {
             "schema": 1,
             **{
@@ -117,13 +119,13 @@ class Profile(NamedTuple):
 
 
 class _Memory:
-    """Timeline of memory use."""
+    """Memory use of the device at noted moments."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self.moments = device, list[Moment]()
 
     def note(self, when: str) -> None:
-        """Record the memory use now. Synchronizes the device."""
+        """Record the memory use now, labelled `when`. Synchronizes the device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             usage = (
@@ -140,14 +142,14 @@ class _Memory:
 
 
 class _Stopwatch:
-    """Timer of calls: CUDA events, read at the end, or the host's clock."""
+    """Timer of repeated calls by CUDA events, which are read at the end, or by the host's clock."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._marks: list[list[Any]] = []
 
     def lap(self, *works: Callable[[], object]) -> None:
-        """Call each function in order, with a time stamp before, between and after."""
+        """Call each function in order, with a time stamp before, between and after them."""
         marks = [self._mark()]
         for work in works:
             work()
@@ -162,7 +164,7 @@ class _Stopwatch:
         return event
 
     def medians_s(self) -> list[float]:
-        """Median time of each function, and of all together."""
+        """Median seconds of each function over all laps, and of a whole lap."""
         if self._cuda:
             torch.cuda.synchronize()
         spans = [[*itertools.pairwise(marks), (marks[0], marks[-1])] for marks in self._marks]
@@ -173,7 +175,7 @@ class _Stopwatch:
 
 
 class _HostPhases:
-    """Exclusive host time of each phase: nested phases are subtracted."""
+    """Host time of each phase in `seconds`, without that of phases nested in it."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -181,7 +183,7 @@ class _HostPhases:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time a phase."""
+        """Time the block as part of phase `name`."""
         self._open.append(0.0)
         start_s = time.perf_counter()
         try:
@@ -195,7 +197,7 @@ class _HostPhases:
 
 @contextlib.contextmanager
 def phases_around(trainer: Any, around: Callable[[str], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
-    """While inside, every function in the trainer's `parts` runs within `around(its phase)`."""
+    """Within the block, run every function in the trainer's `parts` inside `around(phase)`, the phase it belongs to."""
     restore: list[Callable[[], None]] = []
     try:
         for path, phase in getattr(trainer, "parts", PARTS).items():
@@ -233,7 +235,7 @@ def _replace(owner: Any, attribute: str, value: Any) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _recorded(device: torch.device, path: Path) -> Iterator[None]:
-    """Record a trace of all threads to `path`."""
+    """Record a profiler trace of all threads within the block and write it to `path`."""
     kinds = [torch.profiler.ProfilerActivity.CPU] + (
         [torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else []
     )
@@ -259,7 +261,7 @@ def _recorded(device: torch.device, path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_stderr() -> Iterator[None]:
-    """While inside, discard the process's stderr: torch's profiler reports its start and stop there."""
+    """Discard the process's stderr within the block: torch's profiler reports its start and stop there."""
     saved_fd = os.dup(2)
     try:
         with open(os.devnull, "wb") as nowhere:
@@ -277,8 +279,8 @@ def profile(
     trace: Path | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Profile:
-    """Train a new trainer for `iterations` (1 or more) iterations after a warm-up and measure them. `trace` is the path
-    of the trace.
+    """Train a new trainer for `iterations` (at least 1) iterations after a warm-up and measure them. `trace`: path of
+    the trace to write.
 
     `report` receives a line about each part that takes a while. Raises MachineError if the device is not available,
     OSError if the trace cannot be written.
@@ -350,7 +352,7 @@ def profile(
 
 
 def kernels_of(trainer: Algorithm) -> str:
-    """Name of the trainer's kernels."""
+    """Name of the trainer's kernels, as it reports them; "torch" without."""
     return str(getattr(trainer, "kernels", "torch"))
 
 
@@ -359,7 +361,7 @@ def _device_name(device: torch.device) -> str:
 
 
 class _TraceSummary(NamedTuple):
-    """Figures of a trace per iteration; None without a GPU."""
+    """Numbers per iteration from a trace; None without a GPU."""
 
     kernels: int | None
     copies: int | None
@@ -369,7 +371,7 @@ class _TraceSummary(NamedTuple):
 
 
 def _trace(trainer: Algorithm, device: torch.device, path: Path) -> _TraceSummary:
-    """Record some iterations."""
+    """Record a trace of some iterations to `path` and summarise it."""
     with _recorded(device, path):
         for _ in range(TRACED):
             for phase in trainer.phases:
@@ -394,7 +396,7 @@ def _trace(trainer: Algorithm, device: torch.device, path: Path) -> _TraceSummar
 
 
 def _device_phases(trainer: Algorithm, device: torch.device, path: Path) -> list[Phase]:
-    """Kernel time by phase, from iterations launched kernel by kernel: graphs have no names."""
+    """GPU time by phase, from iterations whose kernels are launched one by one: launches of a graph have no names."""
     for _ in range(WARM_UP):
         for phase in trainer.phases:
             phase.run()
@@ -414,7 +416,7 @@ def _device_phases(trainer: Algorithm, device: torch.device, path: Path) -> list
 
 
 def host_phases(trainer: Algorithm, iterations: int) -> list[Phase]:
-    """Median time by phase on a CPU."""
+    """Median host time by phase over `iterations` on a CPU."""
     clock = _HostPhases()
     laps: list[dict[str, float]] = []
     with phases_around(trainer, clock):

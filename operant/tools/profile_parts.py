@@ -25,7 +25,7 @@ _DEEPEST = 8  # maximum nesting of attributes
 
 
 class Part(NamedTuple):
-    """Result of timing one part."""
+    """Measured time of one part of an iteration."""
 
     part: str
     environment: str
@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """Allocation of a trainer."""
+    """One allocation of a trainer, by its shortest name."""
 
     name: str
     bytes: int
@@ -58,8 +58,8 @@ def build_trainer(config: Any, report: Callable[[str], None]) -> Any:
 
 
 def time_part(config: Any, part: str, iterations: int, report: Callable[[str], None] = lambda line: None) -> Part:
-    """Time one part: "env" steps the lanes with random actions, "rollout" collects, "update" learns from the collected
-    data.
+    """Time one part of an iteration: "env" steps the lanes with random actions, "rollout" collects, "update" learns
+    from the collected data.
 
     Raises UsageError if the algorithm has a single phase for the last two.
     """
@@ -141,9 +141,7 @@ def _stepping(world: Any) -> Callable[[], None]:
 
 
 def buffers(algo: Any) -> list[Buffer]:
-    """Every tensor and array reachable from an algorithm and its world: each allocation once, by its shortest name,
-    largest first.
-    """
+    """Every tensor and array reachable from an algorithm and its world, each allocation once, largest first."""
     tensors: dict[int, Buffer] = {}  # by start address
     arrays: dict[int, Buffer] = {}
     known: set[int] = set()

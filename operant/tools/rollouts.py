@@ -20,7 +20,7 @@ DEVICE_TOLERANCE = 1e-3
 
 
 class Harness:
-    """World with one slot."""
+    """A world of an environment with one slot, stepped one step at a time."""
 
     def __init__(self, env: Env, lanes: int, seed: int, device: str = "cpu", *, every_final: bool = True) -> None:
         self.world = DeviceWorld(env, lanes, seed=seed, device=device, every_final=every_final)
@@ -38,7 +38,7 @@ class Harness:
         self.world.advance(1)
 
     def outcome(self) -> dict[str, torch.Tensor]:
-        """Results of a step by name, on the CPU."""
+        """Copies on the CPU of all that a step has written, by name."""
         lanes, slot = self.world.lanes, self.slot
         ended = (slot.terminated | slot.truncated).bool()
         tensors = {
@@ -65,7 +65,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @dataclass
 class RolloutResult:
-    """Results of a long rollout; None for a check that passed."""
+    """Findings of a long rollout, in messages (None: the check passed), and statistics of its episodes."""
 
     not_repeated: str | None = None
     not_finite: str | None = None
@@ -80,7 +80,7 @@ class RolloutResult:
 
 
 def long_rollout(env: Env, lanes: int, steps: int) -> RolloutResult:
-    """Run the same seed twice and another seed once, in lockstep, with the same actions."""
+    """Run the same seed twice and another seed once, side by side with the same actions, and compare them."""
     result, generator = RolloutResult(), np.random.default_rng(1)
     one, again, other = Harness(env, lanes, 1), Harness(env, lanes, 1), Harness(env, lanes, 2)
     sums = np.zeros(TALLIES + len(env.tally))
@@ -123,7 +123,9 @@ def long_rollout(env: Env, lanes: int, steps: int) -> RolloutResult:
 
 
 def _check_mask(env: Env, result: RolloutResult, t: int, legal: torch.Tensor, action: torch.Tensor) -> None:
-    """Check the mask (H, N) after step t, and count the illegal ones among the actions (A, N)."""
+    """Check the mask (H, N) after step t, and count illegal ones among the actions (A, N). Results are added to
+    `result`.
+    """
     blocks = legal.split(env.action.n if isinstance(env.action, MultiDiscrete) else (env.mask_size,))
     result.legal_share += float((legal == 1).double().mean())
     result.illegal += sum(
@@ -146,7 +148,7 @@ def _check_mask(env: Env, result: RolloutResult, t: int, legal: torch.Tensor, ac
 
 
 def _first(t: int, wrong: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> str | None:
-    """Description of the first value that a mask marks; None if there is none."""
+    """Message about the first marked value: `wrong` has (values, mask) by name. None if no value is marked."""
     for name, (values, mask) in wrong.items():
         if bool(mask.any()):
             index = mask.nonzero()[0].tolist()
@@ -209,7 +211,8 @@ def shards_apart(env: Env, lanes: int, steps: int) -> str | None:
 def compare_devices(
     env: Env, lanes: int, steps: int, device: str = "cuda", resynchronise: bool = False
 ) -> tuple[float, float]:
-    """Take the same steps on the CPU and on a GPU, free-running or from the CPU's state at every step.
+    """Take the same steps on the CPU and on a GPU. With `resynchronise` every step starts from the CPU's state;
+    otherwise both run freely.
 
     Returns the share of lanes that agreed throughout (observations, rewards and state within DEVICE_TOLERANCE of max(1,
     |value|), integers and flags equal), and the largest error among those.

@@ -14,7 +14,9 @@ import torch
 
 
 class Peak(NamedTuple):
-    """Highest measured rates: FLOP/s of a large matrix product, bytes/s of a large copy (read and written)."""
+    """Highest measured rates of a device: FLOP/s of a large matrix product, bytes/s of a large copy (read and
+    written).
+    """
 
     flops: float
     bytes: float
@@ -22,7 +24,7 @@ class Peak(NamedTuple):
 
 
 def peak(device: torch.device, precision: str) -> Peak:
-    """Measure both, within one or two seconds. torch's settings are restored."""
+    """Measure the peak rates of a device, within one or two seconds. torch's settings are restored."""
     cuda = device.type == "cuda"
     size = (8192 if precision != "fp32" else 4096) if cuda else 1024
     kind = torch.bfloat16 if cuda and precision == "bf16" else torch.float32

@@ -52,7 +52,7 @@ def load(path: Path) -> list[Mapping[str, Any]]:
 
 
 def device_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Kernels, copies and fills, by start time."""
+    """Kernels, copies and fills among the events, by start time."""
     return sorted(
         (event for event in events if event.get("cat") == KERNEL or event.get("cat") in COPY),
         key=lambda event: float(event["ts"]),
@@ -75,7 +75,7 @@ def busy_s(events: Iterable[Mapping[str, Any]]) -> float:
 
 
 def kernels(events: Iterable[Mapping[str, Any]]) -> list[Kernel]:
-    """Kernels by name, longest total time first."""
+    """Total time and number of launches of each kernel, longest first."""
     spent: dict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
     for event in events:
@@ -116,7 +116,7 @@ def by_range(events: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[
 
 
 def _innermost(opened: Sequence[tuple[float, float, str]], starts: Sequence[float], at: float) -> str:
-    """Name of the most recently opened range that is open at a time; "" if none."""
+    """Name of the range opened last among those that are open at a time; "" if none is."""
     for k in range(bisect.bisect_right(starts, at) - 1, -1, -1):
         if opened[k][1] >= at:
             return opened[k][2]
