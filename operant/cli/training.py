@@ -140,6 +140,7 @@ def train(
             asked.prefix,
             asked.document(),
             asked.seeds(),
+            files=[*([asked.source] if asked.source is not None else []), *asked.code_files()],
             side_by_side=side_by_side,
             trusted=trusted,
         )

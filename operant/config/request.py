@@ -100,6 +100,10 @@ class Request:
         """
         return trust.check(self.raw, trusted)
 
+    def code_files(self) -> list[Path]:
+        """Existing environment, algorithm and network files of the user."""
+        return trust.code_files(self.raw, self.directory)
+
     def anneals(self) -> bool:
         """Whether algo.anneal is true as written, so that the learning rate decays to 0."""
         return self._value("algo", "anneal") is True

@@ -74,6 +74,11 @@ def check_group(
     return trusted
 
 
+def code_files(raw: RawConfig, directory: Path) -> list[Path]:
+    """Existing code files that a configuration names. Overrides are relative to `directory`."""
+    return [path for _, path in _code(raw, typed_in=directory) if path is not None]
+
+
 def _raise(doubts: Iterable[tuple[str, str | None]], source: Path) -> None:
     """Raise UntrustedError if one of the doubts, as (name of the code, reason or None), has a reason. `source` names
     the code.

@@ -12,7 +12,6 @@ nothing of what is trained.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -22,7 +21,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -109,9 +108,15 @@ class Group(NamedTuple):
 
     @property
     def live(self) -> bool:
-        """Whether a process trains this group."""
+        """Whether a process trains this group. It must be a process of groups: anybody can write a pid into a document,
+        and `operant stop` signals it.
+        """
         supervisor = self.document.get("supervisor")
-        return isinstance(supervisor, dict) and runs.is_alive(supervisor) is True
+        if not isinstance(supervisor, dict) or runs.is_alive(supervisor) is not True:
+            return False
+        with contextlib.suppress(OSError):
+            return _MODULE.encode() in Path(f"/proc/{supervisor['pid']:d}/cmdline").read_bytes()
+        return False
 
 
 class Band(NamedTuple):
@@ -140,7 +145,14 @@ def band(values: Sequence[float]) -> Band | None:
 
 
 def create(
-    root: Path, name: str | None, prefix: str, request: Mapping[str, Any], seeds: Sequence[int], **fields: Any
+    root: Path,
+    name: str | None,
+    prefix: str,
+    request: Mapping[str, Any],
+    seeds: Sequence[int],
+    *,
+    files: Iterable[Path] = (),
+    **fields: Any,
 ) -> Group:
     """Make the folder of a group, with group.json; `fields` are further entries. Its runs are made when they start.
     `request` is that of `Request.document`. Raises UsageError if the name exists already, and MachineError.
@@ -172,7 +184,7 @@ def create(
         "created_realtime_ns": time.time_ns(),
         "request": dict(request),
         "members": members,
-        "files": {path: _sha256(path) for path in (request.get("config"), request.get("environment_file")) if path},
+        "files": membership.hashes(files),
         **fields,
     }
     runs.write_json(path / FILE, document)
@@ -187,25 +199,12 @@ def load(path: Path) -> Group | None:
     return Group(path.name, path, document) if document else None
 
 
-def changed_files(group: Group) -> list[str]:
-    """Paths of code files named on the command line of a group that have changed since the group was made."""
-    files = group.document.get("files")
-    return [path for path, sha256 in files.items() if _sha256(path) != sha256] if isinstance(files, dict) else []
-
-
-def _changed_message(group: Group, paths: Sequence[str], seeds: Sequence[int]) -> str:
-    named, left = ", ".join(map(runs.display_path, map(Path, paths))), ", ".join(map(str, seeds))
+def _changed_message(group: Group, named: str, seeds: Sequence[int]) -> str:
+    left = ", ".join(map(str, seeds))
     return (
         f"{named} has changed since the group began. Not started: seed {left}, because its results would not be "
         f"comparable. Restore the file and continue (operant resume {group.id}), or start a new group"
     )
-
-
-def _sha256(path: str) -> str:
-    """SHA-256 of a file; "" if it cannot be read."""
-    with contextlib.suppress(OSError, ValueError):
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return ""
 
 
 def list_groups(root: Path, everywhere: bool = True) -> list[Group]:
@@ -319,7 +318,7 @@ class SeedJournal(Journal[Trial]):
             if run is not None and (runs.has_trainer(run.path) or runs.state(run).word == "finished"):
                 continue
             begins = run is None or not self.is_resumable(run)
-            if begins and (changed := changed_files(self._group)):
+            if begins and (changed := membership.changed_files(self._group.document)):
                 self.write(
                     problem=_changed_message(self._group, changed, [seed, *self._seeds]), code=ConfigError.exit_code
                 )

@@ -1,7 +1,8 @@
 """Membership of runs in groups and sweeps. It is decided by the identity in run.json, never by a name. Standard library
 only.
 
-    group.json, sweep.json   "id": name of the folder, "uuid": identity of the group or sweep
+    group.json, sweep.json   "id": name of the folder, "uuid": identity of the group or sweep, "files": SHA-256 of the
+                             user's files when it began
     run.json                 "member_of": {"uuid": that identity, "trial": number, "index": number within the trial}
 
 A group or sweep from before 2026-11-24 has no uuid, nor have its runs. Each of its runs is recognised by its request.
@@ -9,15 +10,43 @@ A group or sweep from before 2026-11-24 has no uuid, nor have its runs. Each of 
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from operant.runs.folder import Run, text_of
+from operant.runs.index import display_path
 
 KEY: Final = "member_of"
+_LIMIT_BYTES: Final = 16 << 20
 _FREE: Final = ("run.name=", "run.device=")  # overrides that do not change what is trained
+
+
+def hashes(paths: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 of files by path, "" for one that cannot be read: what a group or sweep trains must not change."""
+    return {str(path): _sha256(path) for path in paths}
+
+
+def changed_files(document: Mapping[str, Any]) -> str | None:
+    """Names of the files whose `hashes`, in "files" of a document, do not hold any more; None if all hold."""
+    files = document.get("files")
+    paths = (
+        [Path(path) for path, sha256 in files.items() if _sha256(Path(path)) != sha256]
+        if isinstance(files, dict)
+        else []
+    )
+    return ", ".join(map(display_path, paths)) or None
+
+
+def _sha256(path: Path) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        if not path.is_file() or path.stat().st_size > _LIMIT_BYTES:
+            return ""
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    return ""
 
 
 def new_uuid() -> str:

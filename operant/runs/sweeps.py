@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -94,16 +94,24 @@ def ask_stop(folder: Path, *, now: bool = False) -> None:
     runs.write_json(folder / _STOP, {"asked_by": runs.identity(), "now": now, "count": count})
 
 
-def create_identity(folder: Path) -> None:
-    """Write the identity of a new sweep, unless another process has just done so. Raises OSError and MachineError."""
+def create_identity(folder: Path, files: Iterable[Path] = ()) -> None:
+    """Give a new sweep its identity, with the user's code `files`, unless another command has just done so. Raises
+    OSError and MachineError.
+    """
     temporary = folder / f".{IDENTITY}-{os.getpid()}"
     fields = {"id": folder.name, "uuid": membership.new_uuid(), "created_realtime_ns": time.time_ns()}
+    fields["files"] = membership.hashes(files)
     runs.write_json(temporary, {"schema": 1, **fields})
     try:
         with contextlib.suppress(FileExistsError):
             os.link(temporary, folder / IDENTITY)
     finally:
         temporary.unlink()
+
+
+def changed_files(folder: Path) -> str | None:
+    """Names of the user's code files that have changed since the sweep began; None if there are none."""
+    return membership.changed_files(runs.read_json(folder / IDENTITY))
 
 
 def uuid(folder: Path) -> str:

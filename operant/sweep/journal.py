@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from operant import runs
 from operant.errors import ConfigError, OperantError, StoppedError
-from operant.runs import Run, pool
+from operant.runs import Run, pool, sweeps
 from operant.runs.scheduler import Journal, Trial
 from operant.sweep import results
 from operant.sweep.study import Study, claim
@@ -96,7 +96,10 @@ class SweepJournal(Journal[SweepTrial]):
         return trial
 
     def next_trial(self) -> SweepTrial | None:
-        """Ask the search engine for a new trial; None if the budget is spent."""
+        """Ask the engine for a trial; None if the budget is spent, or a file of the user has changed."""
+        if changed := sweeps.changed_files(self.plan.folder):
+            self._say(f"{changed} has changed since the sweep began: no further trial starts")
+            return None
         with self.study.turn():
             if self.study.exhausted() is not None:
                 return None

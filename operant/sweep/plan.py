@@ -160,7 +160,7 @@ def make(request: Request, root: str | None, name: str | None, trusted: bool = F
     elif set(names_in(folder)) - {sweeps.IDENTITY}:
         kind = "a run" if runs.load(folder) is not None else "a folder with other files"
         raise UsageError(f"{runs.display_path(folder)} is {kind}: give the sweep another name with --name")
-    _write(folder, text)
+    _write(folder, text, request.code_files())
     return join(folder, trusted)
 
 
@@ -175,6 +175,11 @@ def join(folder: Path, trusted: bool = False) -> Plan:
     pickled = [folder / JOURNAL] * (sketch.settings.sampler == "cma_es")
     samples = [space.override(one.key, value) for one in sketch.space for value in one.samples()]
     trust.check_sweep(request.raw, [raw.read(None, [word]) for word in samples], pickled, trusted)
+    if changed := sweeps.changed_files(folder):
+        raise UsageError(
+            f"{changed} has changed since {runs.display_path(folder)} began: its trials are not comparable with new "
+            "ones. Restore the file, or give a new sweep another name with --name"
+        )
     own = (sketch.name, sketch.folder, sketch.uuid, sketch.settings, sketch.space)
     return Plan(*own, request, request.load(trusted))
 
@@ -297,11 +302,11 @@ def _fixed_keys(text: str) -> dict[str, Any]:
     return data
 
 
-def _write(folder: Path, text: str) -> None:
+def _write(folder: Path, text: str, code_files: list[Path]) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (folder / FILE).exists():
-            sweeps.create_identity(folder)
+            sweeps.create_identity(folder, code_files)
         new = folder / f".{FILE}.tmp"
         new.write_text(text, encoding="utf-8")
         new.replace(folder / FILE)

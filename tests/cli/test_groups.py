@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from processes import ITERATION, SMALL, environment, made, operant_process, tensors
 from waiting import DEADLINE_S, state, wait_until
 
 from operant import runs
+from operant.cli import grouped
 from operant.errors import BusyError, UsageError
 from operant.runs import control, groups
 from operant.training import worker
@@ -79,6 +81,31 @@ def test_an_invalid_configuration_leaves_no_group(tmp_path):
     assert list((tmp_path / "runs").iterdir()) == []
     done = operant_process(tmp_path, "train", "--seeds", "3", "--inline")
     assert done.returncode == 2 and "--inline is for one run, not for a group of 3 seeds" in done.stderr
+
+
+def test_a_group_records_the_files_that_it_trains(here, tmp_path, monkeypatch):
+    """The configuration, and the code that it or the command line names."""
+    monkeypatch.setattr(grouped, "run", lambda group, **words: 0)
+    (tmp_path / "mine.py").write_text("")
+    (tmp_path / "net.py").write_text("")
+    (tmp_path / "my.toml").write_text('[net]\nkind = "net.py:Net"\n')
+    here("train", "--config", "my.toml", "--env", "mine.py", "--seeds", "2", "--name", "g")
+    assert {Path(path).name for path in groups.load(tmp_path / "runs" / "g").document["files"]} == {
+        "my.toml",
+        "mine.py",
+        "net.py",
+    }
+
+
+def test_a_process_that_merely_stands_in_a_group_json_is_not_signalled(tmp_path, here):
+    group = groups.create(tmp_path / "runs", "g", "x", {}, [1])
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        ticks = runs.start_ticks(bystander.pid)
+        supervisor = runs.identity() | {"pid": bystander.pid, "pid_start_ticks": ticks}
+        runs.write_json(group.path / "group.json", group.document | {"supervisor": supervisor})
+        assert runs.is_alive(supervisor) and not groups.load(group.path).live
+        assert here("stop", "g").code == 0 and bystander.poll() is None
+        bystander.kill()
 
 
 def test_a_group_has_bands_and_is_found_by_its_name(tmp_path):

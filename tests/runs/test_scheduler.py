@@ -222,7 +222,7 @@ def test_a_group_from_before_knows_its_runs_by_their_requests(tmp_path):
 def test_a_group_whose_configuration_changed_starts_no_further_run(tmp_path, monkeypatch):
     config = tmp_path / "my.toml"
     config.write_text("[algo]\ngamma = 0.9\n")
-    group = groups.create(tmp_path / "runs", "g", "x", {"config": str(config), "overrides": []}, [1, 2])
+    group = groups.create(tmp_path / "runs", "g", "x", {"overrides": []}, [1, 2], files=[config])
     config.write_text("[algo]\ngamma = 0.8\n")
     begun, group = group_runs(group, monkeypatch)
     assert (

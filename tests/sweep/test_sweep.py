@@ -20,7 +20,8 @@ from waiting import DEADLINE_S, wait_until
 
 from operant import runs
 from operant.config import request
-from operant.errors import MachineError
+from operant.envs import cartpole
+from operant.errors import MachineError, UsageError
 from operant.runs import pool, sweeps
 from operant.runs.scheduler import Scheduler
 
@@ -325,3 +326,19 @@ def test_trials_of_equal_values_count_once(planned, here):
     assert "2 with the values of an earlier trial: counted once" in shown and len(shown) == 3
     recipe = report.write_best(plan, sweep.study).read_text()
     assert recipe.startswith("# The best of 1 trials") and "2 trials have the values of an earlier one" in recipe
+
+
+def test_a_sweep_whose_environment_file_changed_takes_no_further_trial(planned, tmp_path):
+    own, text = tmp_path / "mine.py", SWEEP.replace("[env]", '[env]\nname = "mine.py"')
+    before = Path(cartpole.__file__).read_text()
+    own.write_text(before)
+    plan = planned("trials = 2", text)
+    said = []
+    sweep = journal.SweepJournal(plan, devices=1, say=said.append, trusted=False)
+    assert sweep.next_trial() is not None
+    own.write_text(before + "\n# other physics\n")
+    assert sweep.next_trial() is None and said == ["mine.py has changed since the sweep began: no further trial starts"]
+    with pytest.raises(UsageError, match=r"mine\.py has changed since runs/my-sweep began"):
+        planned("trials = 3", text)
+    own.write_text(before)
+    assert planned("trials = 3", text).trials == 3
