@@ -200,7 +200,7 @@ def test_pictures_are_shuffled_whole():
     assert ppo.rollout.observation.transpose(1, 2).is_contiguous()
     seen, observation = [], ppo.rollout.observation[:-1].clone()
     ppo.experience.value[:-1] = torch.arange(T * N, dtype=torch.float32).view(T, N)
-    ppo.backend.step = lambda batch: seen.append(batch) or torch.zeros(len(TERMS))
+    ppo.backend.step = lambda batch: seen.append(batch) or torch.zeros(len(TERMS) + 1)
     ppo.update()
     assert sorted(torch.cat([batch.value for batch in seen]).tolist()) == list(range(T * N))
     for batch in seen:
@@ -225,7 +225,7 @@ def test_legal_actions_are_shuffled_with_their_samples():
     ppo.collect()
     seen, legal = [], ppo.rollout.legal[:-1].clone()
     ppo.experience.value[:-1] = torch.arange(T * N, dtype=torch.float32).view(T, N)
-    ppo.backend.step = lambda batch: seen.append(batch) or torch.zeros(len(TERMS))
+    ppo.backend.step = lambda batch: seen.append(batch) or torch.zeros(len(TERMS) + 1)
     ppo.update()
     assert len(seen) == 8
     for batch in seen:
@@ -583,7 +583,7 @@ def test_every_sample_is_in_one_minibatch_of_an_epoch():
 
     def look(batch):
         seen.append(batch)
-        return torch.zeros(len(TERMS))
+        return torch.zeros(len(TERMS) + 1)
 
     ppo.backend.step = look
     ppo.update()
