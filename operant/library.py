@@ -57,7 +57,7 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """Run folder."""
+        """Absolute path of the run folder."""
         return self._run.path
 
     @property
@@ -227,8 +227,8 @@ def load(
     trust: bool = False,
 ) -> Policy:
     """Load a policy. `run` is an id, a unique part of one, a path, "latest", a `Run`, or the path of a checkpoint;
-    `checkpoint` is "best", "last" or a step (default: the best). `trust` allows code that is not known to be this
-    user's.
+    `checkpoint` is "best", "last" or a step (default: the best). `root`: folder of runs to search; `trust` allows code
+    that is not known to be this user's.
 
     >>> import operant
     >>> policy = operant.load("example", "last", device="cpu")

@@ -22,8 +22,7 @@ def safe(text: object, limit_cells: int = _LIMIT_CELLS, *, lines: bool = False) 
 
     Control characters (C0, DEL, C1), line and paragraph separators, bidirectional controls, zero-width characters and
     lone surrogates are removed, as are combining marks without a base character and the fourth and further marks on
-    one. Any white space becomes a space. Bytes are decoded as UTF-8. With `lines`, line ends are preserved and the
-    width is counted per line.
+    one. Any white space becomes a space. Bytes are decoded as UTF-8.
     """
     if isinstance(text, (bytes, bytearray)):
         text = bytes(text).decode("utf-8", "replace")

@@ -58,8 +58,8 @@ def nice_step(least: float) -> float:
 
 
 def _extent(points: Iterable[Point | None], log: bool) -> tuple[float, float] | None:
-    """Smallest and largest y of the points: of all means, and of bands except outliers. None if nothing can be
-    shown.
+    """Smallest and largest y of the points: of all means, and of bands except outliers. `log`: only of positive values.
+    None if nothing can be shown.
     """
     lows: tuple[float, ...]
     means: tuple[float, ...]
@@ -110,7 +110,8 @@ def _rounded(low: float, high: float, log: bool) -> Range:
 
 
 def y_range(points: Iterable[Point | None], log: bool = False, previous: Range | None = None) -> Range | None:
-    """Range of the y axis for points: `previous` as long as it suits them; None if nothing can be shown.
+    """Range of the y axis (`log`: logarithmic) for points: `previous` as long as it suits them. None if nothing can be
+    shown.
 
     A new range is chosen when values leave the previous one or fill less than two fifths of it; it has a margin of 15
     %.

@@ -84,7 +84,7 @@ class CurveBuckets:
             del one[:first]
 
     def append(self, low: float, high: float, total: float, count: int, bad: int) -> None:
-        """Append a bucket."""
+        """Append a bucket with these values."""
         self.low.append(low)
         self.high.append(high)
         self.total.append(total)

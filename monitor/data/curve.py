@@ -59,7 +59,9 @@ class Curve:
     # writing
 
     def add(self, index: int, plan: BucketPlan, values: Sequence[float]) -> None:
-        """Add the values of new records to level `index` as the plan describes. Call it with the lock held."""
+        """Add the values of new records to level `index` as `plan` assigns them to buckets. Call it with the lock
+        held.
+        """
         part, size, strict = self.parts[index], self._levels.all[index].size, self._must_be_finite
         if plan.emptied:
             part.cut(0, 0)

@@ -178,7 +178,7 @@ class GroupFeed:
         """Ignore a request: several runs have no common trainer."""
 
     def watch(self, wanted: bool, **options: Any) -> None:
-        """Ignore a request for frames: several runs have no common agent to show."""
+        """Ignore a request for frames (`wanted` and its options): several runs have no common agent to show."""
 
     def seek(self, step: float | None) -> None:
         """Ignore the step: an overlay shows complete curves."""

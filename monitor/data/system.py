@@ -176,8 +176,8 @@ class Gpus:
         return ""
 
     def _find(self, document: Mapping[str, Any]) -> Any:
-        """NVML handle of the GPU with the document's UUID, else of the one that the trainer's process uses, else of the
-        only one (or the only one with the same name); None if ambiguous.
+        """NVML handle of the GPU with the UUID in the run's document, else of the one that the trainer's process uses,
+        else of the only one (or the only one with the same name). None if ambiguous.
         """
         uuid, pid, name = text_of(document, "gpu_uuid"), integer_of(document, "pid"), text_of(document, "device_name")
         key = (uuid, pid, name)
@@ -234,7 +234,7 @@ class Gpus:
         )
 
     def close(self) -> None:
-        """Shut down NVML."""
+        """Shut down NVML if it was initialized."""
         if self._nvml is not None:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()

@@ -146,8 +146,8 @@ def plot(
 def _entries(
     names: Sequence[str] | None, root: str | None, axis: str, smooth: float | None, labels: Sequence[str] | None
 ) -> tuple[list[Entry], dict[Path, str]]:
-    """Runs with their records, and labels by the path of a run. `names` are runs and groups, of which every run is
-    read. A label is the one given in `labels`, else the name of the run's group.
+    """Runs with their records, and labels by the path of a run. `names` are runs and groups, searched in `root`
+    (--runs). A label is the one given in `labels`, else the name of the run's group.
     """
     from operant import plot, runs
     from operant.runs import groups

@@ -29,7 +29,7 @@ def find(text: str, scope: tuple[Path, bool]) -> Group | None:
 
 def create(*args: Any, **fields: Any) -> Group:
     """Create a group (runs of one configuration that differ in the seed) and print a line for each seed whose run id
-    exists already: that run gets another id. The arguments are those of `groups.create`.
+    exists already: that run gets another id. All arguments are passed to `groups.create`.
     """
     group = groups.create(*args, **fields)
     say(*(f"seed {seed}: {id_} exists already; this run gets another name" for seed, id_ in group.taken.items()))
@@ -48,8 +48,8 @@ def stop_all(scope: tuple[Path, bool], *, now: bool) -> None:
 
 
 def stop_members(text: str, scope: tuple[Path, bool], *, now: bool) -> list[Run] | None:
-    """Ask a group or sweep to start no further run. Returns its runs, which still have to be stopped; None if the name
-    is that of neither. Parameters as in `stop_all`.
+    """Ask a group or sweep in `scope` to start no further run. Returns its runs, which still have to be stopped; None
+    if the name is that of neither. `now`: a sweep's runs are killed after a few seconds.
     """
     from operant.cli import sweeping
 
@@ -178,8 +178,8 @@ def mean(described: Mapping[str, Any]) -> str:
 
 
 def show(text: str, scope: tuple[Path, bool], *, as_json: bool) -> bool:
-    """Print a description of the group or sweep with a name, with `as_json` as JSON. Returns False if the name is that
-    of neither.
+    """Print the group or sweep in `scope` with a name, with `as_json` as JSON. Returns False if the name is that of
+    neither.
     """
     from operant.cli import sweeping
 

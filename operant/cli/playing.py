@@ -305,8 +305,9 @@ def spectate(
     fps: float | None,
     trust: bool,
 ) -> None:
-    """Show episodes of a checkpoint's policy on the terminal, and print their returns. `greedy`: most likely actions
-    instead of sampled ones. `trust` allows code that is not known to be this user's. Raises like `load_policy.load`.
+    """Show episodes of a checkpoint's policy on the terminal, and print their returns. `what` is a run in `scope` or a
+    path; `greedy`: most likely actions instead of sampled ones. `trust` allows code that is not known to be this
+    user's. Raises like `load_policy.load`.
     """
     from operant.play import load_policy, screen, video, viewer
 

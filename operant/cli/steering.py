@@ -65,8 +65,8 @@ def stop(
 
 
 def _named(name: str, scope: Scope, now: bool) -> list[Run]:
-    """Run with a name, or the runs of a group or sweep, which is asked to start no further run. `now`: without
-    checkpoints.
+    """Run in `scope` with a name, or the runs of a group or sweep, which is asked to start no further run. `now`:
+    without checkpoints.
     """
     from operant import runs
     from operant.cli import grouped

@@ -115,8 +115,8 @@ def _conduct(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> i
 
 
 def _detach(plan: Plan, workers: int | None, trusted: bool) -> int:
-    """Start a process without a terminal that works on a sweep, and return once it has begun: the exit code. Parameters
-    as in `_conduct`.
+    """Start a process without a terminal that works on a sweep, and return 0 once it has begun, else its exit code.
+    `trusted` allows code that is not known to be this user's.
     """
     from operant.runs import launch, sweeps
 

@@ -344,7 +344,8 @@ def _resume_claimed(
     run: Run, overrides: Sequence[str], start: str, after: After, trust: bool, release: Callable[[], None]
 ) -> int:
     """Resume a run that this command has claimed, from checkpoint `start` ("last", "best" or a step), and watch it.
-    `release` ends the claim once the worker holds the run. Returns the exit code.
+    `release` ends the claim once the worker holds the run; `trust` allows code that is not known to be this user's.
+    Returns the exit code.
     """
     from operant import runs
     from operant.config import request
@@ -399,8 +400,9 @@ def _inode(path: Path) -> int | None:
 
 
 def _steps_asked(asked: Request, checkpoint: Path | None, trusted: bool) -> int:
-    """Planned steps of a resume with the given overrides. Raises ConfigError for overrides with which the run cannot
-    resume from `checkpoint`, its configuration file.
+    """Planned steps of a resume with the given overrides. `trusted` allows code that is not known to be this user's.
+    Raises ConfigError for overrides with which the run cannot resume from a checkpoint whose configuration file is
+    `checkpoint`.
     """
     from operant.compute.runtime import quiet_threads
 

@@ -117,12 +117,14 @@ def load(
 def origins(
     source: Path | None, overrides: Sequence[str] = (), *, folder: Path | None = None, trusted: bool = False
 ) -> list[Origin]:
-    """Every key of the resolved configuration with its value and source. Parameters and errors as in `load`."""
+    """Every key of the resolved configuration with its value and source. Parameters and errors are those of `load`."""
     return origins_of(read(source, overrides), folder=folder, trusted=trusted)
 
 
 def origins_of(raw: RawConfig, *, folder: Path | None = None, trusted: bool = False) -> list[Origin]:
-    """Every key of a raw configuration, resolved, with its value and source. Parameters and errors as in `check`."""
+    """Every key of a raw configuration, resolved, with its value and source. Adds defaults to `raw`, takes `trusted`
+    and raises like `check`.
+    """
     config = check(raw, folder=folder, trusted=trusted)
 
     def source(key: Key) -> str:

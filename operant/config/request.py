@@ -89,7 +89,7 @@ class Request:
         return load.check(copy.deepcopy(self.raw), folder=self.directory, trusted=trusted)
 
     def origins(self, trusted: bool = False) -> list[Origin]:
-        """Every key with its value and source. Parameters and errors as in `load`."""
+        """Every key of the requested configuration with its value and source. `trusted` and errors as for `load`."""
         from operant.config import load
 
         return load.origins_of(copy.deepcopy(self.raw), folder=self.directory, trusted=trusted)

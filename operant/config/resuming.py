@@ -38,8 +38,7 @@ _ADVICE = "a run with other values is a new one: operant train"
 
 
 def check(request: Request, checkpoint: Path | None, trusted: bool = False) -> Config:
-    """Check the configuration of a resume and return it. `checkpoint` is the configuration file stored with the
-    checkpoint. `trusted` allows code that is not known to be this user's.
+    """Check the configuration of a resume and return it. `trusted` allows code that is not known to be this user's.
 
     Raises ConfigError if it is invalid, or if an override, which the message quotes, changes a key on which the
     checkpoint depends.

@@ -113,7 +113,6 @@ def take(
     invalid one, and for one by evaluations unless `evaluated` (the run makes evaluations).
 
     Each schedule in `raw` is replaced by one of its values. A schedule of the learning rate replaces annealing.
-    `evaluated`: the run makes evaluations.
     """
     schedules: dict[str, Schedule] = {}
     for key in list(_written(raw.data)):

@@ -243,7 +243,7 @@ class HeldKeys:
         return [word for word, until_s in self._until_s.items() if until_s > now_s]
 
     def release(self) -> None:
-        """Release all keys."""
+        """Treat all keys as released."""
         self._until_s.clear()
 
 

@@ -136,7 +136,8 @@ def evaluate_policy(
     trusted: bool = False,
 ) -> EvaluationResult:
     """Evaluate a checkpoint on `episodes` complete episodes, with `greedy` by most likely actions, with `sampled` by
-    sampled ones, or both. `seed` None is the run's. Other arguments and errors as in `load`; also raises UsageError.
+    sampled ones, or both. `seed` None is the run's. The other parameters and errors are those of `load`; also raises
+    UsageError.
     """
     if not 1 <= episodes <= _MOST_EPISODES:
         raise UsageError(f"--episodes is {episodes}; must be from 1 to {_MOST_EPISODES:,}")

@@ -75,7 +75,7 @@ def free_bytes(where: int | Path) -> int | None:
 
 
 def check_room(root: int, need_bytes: int) -> None:
-    """Raise OSError (ENOSPC) unless the filesystem has `need_bytes` and a tenth more."""
+    """Raise OSError (ENOSPC) unless the filesystem of the open folder `root` has `need_bytes` and a tenth more."""
     free = free_bytes(root)
     if free is not None and free < need_bytes * 1.1:
         need, free_mb = need_bytes * 1.1 / 1e6, free / 1e6
@@ -155,7 +155,9 @@ def commit(
 
 
 def _move_aside(root: int, name: str) -> str | None:
-    """Rename a folder to `.replaced-NAME-PID` and return that name; None if there is no folder."""
+    """Rename a folder in the open folder `root` to `.replaced-NAME-PID` and return that name; None if there is no
+    folder.
+    """
     former = f".replaced-{name}-{os.getpid()}"
     try:
         os.rename(name, former, src_dir_fd=root, dst_dir_fd=root)
@@ -168,7 +170,7 @@ def _move_aside(root: int, name: str) -> str | None:
 
 
 def encode_manifest(fields: Mapping[str, Any]) -> bytes:
-    """Canonical text of a manifest: sorted JSON, with the sha256 of the text without it as `checksum`."""
+    """Bytes of a manifest with `fields`: sorted JSON, in which `checksum` is the SHA-256 of the text without it."""
     body = json.dumps(dict(fields), sort_keys=True, indent=1, allow_nan=False)
     checksum = hashlib.sha256(body.encode()).hexdigest()
     return (json.dumps({**fields, "checksum": checksum}, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
@@ -208,7 +210,9 @@ def _is_count(value: object) -> bool:
 
 
 def read_manifest(root: int, name: str) -> dict[str, Any]:
-    """Read the manifest of a committed folder, without its files. Raises BadFileError with the reason."""
+    """Read the manifest of a committed folder in the open folder `root`, not its files. Raises BadFileError with the
+    reason.
+    """
     with _reported(name), opened(name, root=root) as folder:
         return _manifest(folder)
 
@@ -223,8 +227,8 @@ def read(root: int | None, name: str) -> tuple[dict[str, Any], dict[str, bytes]]
 
 
 def verify(root: int, name: str) -> dict[str, Any]:
-    """Read every file of a committed folder, compare sizes and hashes, and return the manifest. Raises BadFileError
-    with the reason.
+    """Read every file of a committed folder in the open folder `root`, compare sizes and hashes, and return the
+    manifest. Raises BadFileError with the reason.
     """
     with _reported(name), opened(name, root=root) as folder:
         fields = _manifest(folder)
@@ -235,7 +239,9 @@ def verify(root: int, name: str) -> dict[str, Any]:
 
 
 def signature(root: int, name: str) -> tuple[Any, ...] | None:
-    """Inodes, sizes and change times of a folder's entries, equal as long as nothing changes; None if unreadable."""
+    """Inodes, sizes and change times of the entries of a folder in the open folder `root`, equal as long as nothing
+    changes; None if unreadable.
+    """
     try:
         with opened(name, root=root) as folder:
             entries = [
@@ -315,7 +321,9 @@ def _pieces(descriptor: int, size_bytes: int) -> Iterator[bytes]:
 
 
 def discard(root: int, name: str) -> None:
-    """Delete a folder or file of the root: rename it to `.trash-NAME-PID`, then delete its files. Raises OSError."""
+    """Delete a folder or file in the open folder `root`: rename it to `.trash-NAME-PID`, then delete its files. Raises
+    OSError.
+    """
     hidden = HIDDEN_NAME.fullmatch(name)
     trash = f".trash-{hidden.group(2) if hidden else name}-{os.getpid()}"
     os.rename(name, trash, src_dir_fd=root, dst_dir_fd=root)
@@ -323,8 +331,8 @@ def discard(root: int, name: str) -> None:
 
 
 def _remove(root: int, name: str) -> None:
-    """Delete the files of a folder, then the folder; of a symbolic link only the link. Raises OSError for files that
-    were not written here, which stay.
+    """Delete a folder in the open folder `root` with its files; of a symbolic link only the link. Raises OSError for
+    files that were not written here, which stay.
     """
     stats = os.stat(name, dir_fd=root, follow_symlinks=False)
     if not stat.S_ISDIR(stats.st_mode):
@@ -338,19 +346,19 @@ def _remove(root: int, name: str) -> None:
 
 
 def list_names(root: int) -> list[str]:
-    """Names of all entries of the root, sorted."""
+    """Names of all entries of the open folder `root`, sorted."""
     return sorted(os.listdir(root))
 
 
 def list_hidden(root: int) -> list[Hidden]:
-    """Hidden entries of the root that this module made: work in progress and leftovers."""
+    """Hidden entries of the open folder `root` that this module made: work in progress and leftovers."""
     matches = [(name, HIDDEN_NAME.fullmatch(name)) for name in list_names(root)]
     return [Hidden(name, match.group(1), match.group(2), int(match.group(3))) for name, match in matches if match]
 
 
 def sweep(root: int) -> None:
-    """Delete temporary folders and trash of dead processes and of failed commits of this one, and settle each
-    `.replaced-` folder.
+    """Clean the open folder `root`: delete temporary folders and trash of dead processes and of failed commits of this
+    one, and settle each `.replaced-` folder.
 
     Only for the one writer of the root, between its commits. Leftovers of another living process stay. Raises OSError
     if the root cannot be listed; entries that cannot be deleted stay until the next call.
@@ -366,7 +374,9 @@ def sweep(root: int) -> None:
 
 
 def _settle(root: int, former: Hidden) -> None:
-    """Delete a replaced folder if its successor is valid; otherwise rename it to its former name."""
+    """Delete a replaced folder if its successor is valid; otherwise rename it to its former name. `root` is the open
+    folder that holds both.
+    """
     try:
         verify(root, former.target)
     except BadFileError:

@@ -158,7 +158,7 @@ def write_json(path: Path, document: Mapping[str, Any], *, durable: bool = True)
 
 def update_document(path: Path, *, durable: bool = True, **fields: Any) -> dict[str, Any]:
     """Set `fields` of run.json in the run folder `path` and return the new document. Only for the process that owns the
-    run. Parameters as in `write_json`.
+    run. `durable`: with fsync. Raises MachineError.
     """
     document = read_json(path / "run.json") | fields
     write_json(path / "run.json", document, durable=durable)

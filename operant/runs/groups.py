@@ -154,8 +154,9 @@ def create(
     files: Iterable[Path] = (),
     **fields: Any,
 ) -> Group:
-    """Make the folder of a group, with group.json; `fields` are further entries. Its runs are made when they start.
-    `request` is that of `Request.document`. Raises UsageError if the name exists already, and MachineError.
+    """Make the folder of a group in the folder `root`, with group.json; `fields` are further entries. Its runs are made
+    when they start. `request` is that of `Request.document`. Raises UsageError if the name exists already, and
+    MachineError.
     """
     if name is not None and (not runs.ID.fullmatch(name) or len(name) > 56):
         raise UsageError(
@@ -208,14 +209,14 @@ def _changed_message(group: Group, named: str, seeds: Sequence[int]) -> str:
 
 
 def list_groups(root: Path, everywhere: bool = True) -> list[Group]:
-    """Groups in the folder `root`, newest first; with `everywhere` also those next to the runs of the index."""
+    """Groups in the folder `root`, newest first; with `everywhere` also those next to the runs of the user's index."""
     groups = [group for path in folders_with(FILE, root, everywhere) if (group := load(path)) is not None]
     return sorted(groups, key=lambda group: -(runs.integer_of(group.document, "created_realtime_ns") or 0))
 
 
 def find(text: str, root: Path, everywhere: bool = True) -> Group | None:
-    """Find a group by its id, by the end of an id if no run has that end, or by a path. None if no group or several
-    match. Scope as in `list_groups`.
+    """Find a group in the folder `root` (with `everywhere` also next to the runs of the user's index) by its id, by the
+    end of an id if no run has that end, or by a path. None if no group or several match.
     """
     if (path := path_of(text)) is not None:
         return load(path)
@@ -228,7 +229,9 @@ def find(text: str, root: Path, everywhere: bool = True) -> Group | None:
 
 
 def folders_with(file: str, root: Path, everywhere: bool) -> list[Path]:
-    """Folders in `root` that hold a file with this name; with `everywhere` also those next to the runs of the index."""
+    """Folders in `root` that hold a file with this name; with `everywhere` also those next to the runs of the user's
+    index.
+    """
     roots = dict.fromkeys([root, *(runs.index_roots() if everywhere else ())])
     return [parent / name for parent in roots for name in names_in(parent) if os.path.lexists(parent / name / file)]
 

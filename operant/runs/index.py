@@ -317,8 +317,8 @@ def _collect(runs: dict[tuple[int, int], tuple[int, Run]], paths: Iterable[tuple
 
 
 def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
-    """Find a run by its id, a unique beginning or end of one (`4f2a`), a path, `latest`, or `live` (the only one that
-    trains). Scope as in `list_runs`.
+    """Find a run in the folder `root` (with `everywhere` also in the user's index) by its id, a unique beginning or end
+    of one (`4f2a`), a path, `latest`, or `live` (the only one that trains).
 
     Names are compared with existing folders, never joined to a path. Raises NotFoundError with the closest ids or the
     matching runs, MachineError for a run that is not readable.

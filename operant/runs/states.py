@@ -52,7 +52,7 @@ _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class State(NamedTuple):
-    """State of a run, one word of the table of states, and its cause if known (printable)."""
+    """State of a run in one word, such as "running" or "crashed", and its cause if known (printable)."""
 
     word: str
     cause: str | None = None
@@ -97,8 +97,8 @@ class Observation(NamedTuple):
 
 
 class Assessment(NamedTuple):
-    """State of a run, and the counters with which the next look is compared. Times are monotonic seconds of the
-    viewer.
+    """Assessed state of a run, and the counters with which the next look is compared. Times are monotonic seconds of
+    the viewer.
     """
 
     state: State

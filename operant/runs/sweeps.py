@@ -26,13 +26,13 @@ _STOP: Final = "stop.json"
 
 
 def list_sweeps(root: Path, everywhere: bool = True) -> list[Path]:
-    """Folders of the sweeps in the folder `root`; with `everywhere` also those next to the runs of the index."""
+    """Folders of the sweeps in the folder `root`; with `everywhere` also those next to the runs of the user's index."""
     return [path for path in groups.folders_with(FILE, root, everywhere) if runs.ID.fullmatch(path.name)]
 
 
 def find(text: str, root: Path, everywhere: bool = True) -> Path | None:
-    """Find the folder of a sweep by its name or a path. None if no sweep or several match. Scope as in
-    `list_sweeps`.
+    """Find the folder of a sweep in the folder `root` (with `everywhere` also next to the runs of the user's index) by
+    its name or a path. None if no sweep or several match.
     """
     path = groups.path_of(text)
     fits = (
@@ -52,7 +52,9 @@ class Sweep(NamedTuple):
 
 
 def load(text: str, root: Path, everywhere: bool = True) -> Sweep | None:
-    """Load a sweep by its name or a path. None if no sweep or several match. Scope as in `list_sweeps`."""
+    """Load a sweep from the folder `root` (with `everywhere` also next to the runs of the user's index) by its name or
+    a path. None if no sweep or several match.
+    """
     folder = find(text, root, everywhere)
     return None if folder is None else Sweep(folder.name, folder, {run.id: run for run in trials(folder)})
 

@@ -134,7 +134,7 @@ def _damaged(path: Path, error: Exception) -> BadFileError:
 
 def _checked(archive: tarfile.TarFile, path: Path, root: Path, confirm: Callable[[str], None]) -> list[tarfile.TarInfo]:
     """Members of an archive, the files and folders of one run. Raises BadFileError for any other member, and
-    MachineError if the disk is too full.
+    MachineError if the disk of `root` is too full.
     """
     members: list[tarfile.TarInfo] = []
     names: set[str] = set()
@@ -178,7 +178,7 @@ def _problem(member: tarfile.TarInfo, id_: str) -> str | None:
 
 
 def _room(root: Path) -> tuple[int, float]:
-    """Free bytes and free inodes of the filesystem of a folder, which need not exist."""
+    """Free bytes and free inodes of the filesystem of the folder `root`, which need not exist."""
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     free = os.statvfs(existing)
     return free.f_bavail * free.f_frsize, free.f_favail if free.f_files else math.inf

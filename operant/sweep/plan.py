@@ -277,7 +277,7 @@ def _check_values(
 
 def _check_unchanged(folder: Path, text: str, trusted: bool) -> None:
     """Raise UsageError if the sweep in `folder` has another configuration than `text`, a sweep.toml. Keys added by a
-    later version have their defaults.
+    later version have their defaults. `trusted` allows code that is not known to be this user's.
     """
     begun, table = join(folder, trusted), tomli.loads((folder / FILE).read_text(encoding="utf-8"))["sweep"]
     before, after = (dict(raw.flat(_fixed_keys(one))) for one in (_file_text(begun.config, table), text))

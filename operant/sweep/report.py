@@ -121,8 +121,8 @@ def document(plan: Outline, search: study.Trials) -> dict[str, Any]:
 
 
 def write_best(plan: Plan, search: study.Study, trusted: bool = False) -> Path | None:
-    """Write best.toml: the recipe of the best trial, with the evidence in comments. Returns its path; None before a
-    trial is complete. With two objectives the trial that is best by the first.
+    """Write best.toml: the recipe of the best trial (with two objectives: by the first), with the evidence in comments.
+    Returns its path; None before a trial is complete. `trusted` allows code that is not known to be this user's.
     """
     front = search.best()
     if not front:

@@ -165,7 +165,7 @@ def _dimensions(
 
 
 def _dimension(key: str, table: Mapping[str, Any]) -> Dimension | str:
-    """Parse the table of a searched key. Returns a message if it is invalid."""
+    """Parse a searched key's `table` from `[sweep]`. Returns a message if it is invalid."""
     kinds = [word for word in _KINDS if word in table]
     if unknown := [word for word in table if word not in _WORDS]:
         return f"unknown word {unknown[0]!r} (allowed: {', '.join(_WORDS)})"

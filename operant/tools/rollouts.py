@@ -28,7 +28,7 @@ class Harness:
         self._bound = self.world.bind(self.slot)
 
     def reset(self) -> None:
-        """Reset every lane."""
+        """Reset every lane of the world."""
         self.world.reset(self._bound)
 
     def step(self, action: torch.Tensor) -> None:

@@ -57,7 +57,9 @@ class ForeignError(BadFileError):
 
 
 def read_manifest(fields: Mapping[str, Any]) -> Manifest:
-    """Check the types of the fields of a manifest. Raises BadFileError for another format or a wrong type."""
+    """Check the types of a manifest's `fields` and return them. Raises BadFileError for another format or a wrong
+    type.
+    """
     if fields.get("format") != FORMAT:
         raise BadFileError(f"format {ascii(fields.get('format'))[:40]}; this version reads format {FORMAT}")
     try:
@@ -74,8 +76,8 @@ def read_manifest(fields: Mapping[str, Any]) -> Manifest:
 
 
 def names_in(root: int) -> list[tuple[str, int]]:
-    """Names and steps of possible checkpoints: committed folders, then folders that were replaced but whose successor
-    is missing.
+    """Names and steps of possible checkpoints in the open folder `root`: committed folders, then folders that were
+    replaced but whose successor is missing.
     """
     aside = [(hidden.name, hidden.target) for hidden in atomic.list_hidden(root) if hidden.kind == "replaced"]
     names = []

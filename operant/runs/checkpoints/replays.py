@@ -106,8 +106,8 @@ class Replays:
             return f"{name}: {error}"
 
     def prune(self, root: int) -> None:
-        """Delete all replays in the open folder but the newest that has a checkpoint. Those of another run stay. Raises
-        OSError.
+        """Delete all replays in the open folder `root` but the newest that has a checkpoint. Those of another run stay.
+        Raises OSError.
         """
         identities = {name: self._identity(root, name) for name in atomic.list_names(root) if NAME.fullmatch(name)}
         own = [
@@ -121,8 +121,8 @@ class Replays:
                 atomic.discard(root, name)
 
     def _identity(self, root: int, name: str) -> tuple[int, int] | None:
-        """Session and step of a replay or a checkpoint; None if it is unreadable, (-1, -1) if it belongs to another
-        run.
+        """Session and step of a replay or a checkpoint in the open folder `root`; None if it is unreadable, (-1, -1) if
+        it belongs to another run.
         """
         try:
             fields = atomic.read_manifest(root, name)

@@ -131,8 +131,9 @@ class Store:
         config: str = "",
         done: Callable[[Path | None], None] = lambda path: None,
     ) -> None:
-        """Save like `save`, in a background thread, once the previous save has ended. The tensors must not change until
-        `wait` has returned. The thread calls `done` with the folder, None after a failure, before `wait` returns.
+        """Save like `save` (with the same parameters), in a background thread, once the previous save has ended. The
+        tensors must not change until `wait` has returned. The thread calls `done` with the folder, None after a
+        failure, before `wait` returns.
         """
         self.wait()
         job, self._last = _job(step, tensors, document, session, best, must_be_finite, config), None
@@ -223,8 +224,8 @@ class Store:
         best_value: object = None,
         task: int = 0,
     ) -> Path:
-        """Commit packed files as a checkpoint and delete old checkpoints; the part of `save` that needs no torch.
-        Raises OSError, or BadFileError if the files read back differ.
+        """Commit packed files as a checkpoint (`best`: with `best_value` as its score) and delete old checkpoints; the
+        part of `save` that needs no torch. Raises OSError, or BadFileError if the files read back differ.
         """
         value = (
             float(best_value) if best and isinstance(best_value, (int, float)) and math.isfinite(best_value) else None
@@ -338,7 +339,9 @@ class Store:
         raise NotFoundError(f"no {described} in {self.folder}. {self._existing()}")
 
     def _try(self, root: int, candidate: Candidate, accept: Accept[Result]) -> tuple[Result | None, str]:
-        """Result of `accept` for a candidate whose files are valid, and ""; or None and the reason."""
+        """Result of `accept` for a candidate in the open folder `root` whose files are valid, and ""; or None and the
+        reason.
+        """
         if candidate.manifest is None:
             return None, candidate.problem
         try:
@@ -361,8 +364,8 @@ class Store:
         return manifest
 
     def _candidate(self, root: int, name: str, step: int, look: Callable[[int, str], dict[str, Any]]) -> Candidate:
-        """Candidate with its manifest, or with the problem of reading it. `look` reads the manifest only, or verifies
-        all files.
+        """Candidate in the open folder `root` with its manifest, or with the problem of reading it. `look` reads the
+        manifest only, or verifies all files.
         """
         try:
             return Candidate(name, step, self._own(look(root, name), step), "", False)
@@ -401,7 +404,9 @@ class Store:
             self._report(f"cannot delete old checkpoints in {self.folder}: {error.strerror or error}")
 
     def _verify(self, root: int, name: str, step: int) -> Candidate:
-        """Candidate with every byte of its files verified; cached as long as the files do not change."""
+        """Candidate in the open folder `root` with every byte of its files verified; cached as long as the files do not
+        change.
+        """
         signature = atomic.signature(root, name)
         known = self._verified.get(name)
         if known is not None and known[0] == signature:

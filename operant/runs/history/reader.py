@@ -124,7 +124,7 @@ def read(folder: Path) -> Reading:
 
 
 def columns_of(rows: int, words: bytes | bytearray | memoryview) -> list[array[int]]:
-    """Columns of the words of a frame, as arrays of "Q"."""
+    """Columns of a frame's 8-byte `words`, `rows` in each, as arrays of "Q"."""
     view = memoryview(words)
     columns = []
     for offset in range(0, len(view), 8 * rows):

@@ -127,7 +127,9 @@ def _merge_metric(column: array[int], metric: Metric) -> array[int]:
 
 
 def _merge_some(values: array[float], total: bool, must_be_finite: bool) -> float:
-    """Sum (`total`) or mean of the values that are not NaN; the first non-finite one if the metric must be finite."""
+    """Sum (`total`) or mean of the values that are not NaN. With `must_be_finite` the first non-finite value, if there
+    is one.
+    """
     present = [value for value in values if must_be_finite or not math.isnan(value)]
     nonfinite = [value for value in present if not math.isfinite(value)]
     if nonfinite or not present:
