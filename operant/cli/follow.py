@@ -54,7 +54,8 @@ _LINGER = "(Ctrl-C again: stop now{}. To leave it running next time: --detach)"
 
 
 def follow(run: Run, *, stream: TextIO | None = None, presses: Presses | None = None) -> int:
-    """Watch a run to its end, drawing on `stream` (default: stderr), and return the run's exit code.
+    """Watch a run to its end, drawing progress on `stream` (default: stderr). Returns the run's exit code. Ctrl-C asks
+    the trainer to stop and save; a second one kills it.
 
     One Ctrl-C (or SIGTERM) asks the trainer to stop and save; a second one kills it. If the stream's terminal or pipe
     closes, only the viewer ends (129).
@@ -73,7 +74,7 @@ def follow_to_first_record(
     detach: bool = True,
 ) -> int:
     """Watch a run until its first metrics record and return 0; if it ends before, return its exit code. `notice` is
-    printed first.
+    printed first. With `detach` the commands to reattach are printed at the end.
 
     With `detach`, print the commands to reattach; without, the caller continues to watch.
     """
@@ -92,7 +93,8 @@ def wait(run: Run, timeout_s: float | None, *, stream: TextIO | None = None) -> 
 
 
 def start_and_wait_first_record(run: Run, worker_argv: Sequence[str], *, stream: TextIO | None = None) -> int:
-    """Start a detached worker process for a run and wait for the run's first metrics record.
+    """Start a worker process for a run, detached, and wait for the run's first metrics record. Returns 0, or the run's
+    exit code if it ends before.
 
     Returns 0 after printing the commands to reattach, or the result of `follow` if the run ends before.
 
@@ -137,7 +139,7 @@ class Presses:
             self._wake = outer
 
     def sleep(self, seconds: float) -> None:
-        """Sleep until the time has passed or a signal arrives."""
+        """Sleep until `seconds` have passed or a counted signal arrives."""
         if self._wake is None:
             time.sleep(seconds)
         elif select.select([self._wake], [], [], seconds)[0]:
@@ -370,7 +372,7 @@ class _Viewer:
         return 0
 
     def _close(self, look: Observation) -> int:
-        """Print the run's outcome and the next commands.
+        """Print the run's outcome and the next commands. Returns the run's exit code.
 
         Returns the run's exit code; for a finished run whose metrics file is damaged, that of BadFileError.
         """

@@ -36,7 +36,8 @@ _SIDES = (16, 2048)  # pixels
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[Callable[[], None]]:
-    """Defer Ctrl-C, SIGTERM and SIGHUP to calls of the yielded function, so that no partial file remains.
+    """Defer Ctrl-C, SIGTERM and SIGHUP within the block to calls of the yielded function, so that no partial file
+    remains.
 
     A handler that raises could do so where Python drops the exception, such as between a fork and its return. A second
     signal ends the process immediately.

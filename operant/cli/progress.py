@@ -35,7 +35,8 @@ class Progress(NamedTuple):
 
 
 def line(progress: Progress, columns: int) -> str:
-    """Format the progress line in at most `columns` cells.
+    """Format the progress of a run in one line of at most `columns` cells; the least important parts are dropped
+    first.
 
     The least important parts are dropped first; the bar fills the remaining cells.
     """
@@ -91,7 +92,7 @@ class Screen:
 
     @property
     def columns(self) -> int:
-        """Largest width of a line: one cell less than the terminal, so that lines never wrap."""
+        """Maximum width of a line: one cell less than the terminal, so that no line wraps."""
         with contextlib.suppress(OSError, ValueError):
             return (os.get_terminal_size(self._stream.fileno()).columns or _FALLBACK_COLUMNS) - 1
         return _FALLBACK_COLUMNS - 1

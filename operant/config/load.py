@@ -52,7 +52,9 @@ class Config:
 
     @property
     def lanes(self) -> int:
-        """`env.lanes` as a number. Raises ValueError for "auto", which `training.auto_lanes` must replace first."""
+        """Value of `env.lanes` as a number. Raises ValueError for "auto", which `training.auto_lanes` must replace
+        first.
+        """
         if isinstance(self.env.lanes, str):
             raise ValueError(f"env.lanes is still {self.env.lanes!r}")
         return self.env.lanes
@@ -93,7 +95,9 @@ class Config:
 
 
 class Origin(NamedTuple):
-    """A key, its value, the value's source (`default`, `FILE:LINE` or `command line`) and the key's description."""
+    """One key of a configuration with its value, the source of the value (`default`, `FILE:LINE` or `command line`) and
+    the key's description.
+    """
 
     key: str
     value: Any
@@ -104,7 +108,8 @@ class Origin(NamedTuple):
 def load(
     source: Path | None, overrides: Sequence[str] = (), *, folder: Path | None = None, trusted: bool = False
 ) -> Config:
-    """Load a configuration from a file (None: defaults) and overrides `section.key=value`.
+    """Load a configuration from a TOML file (None: defaults) and overrides `section.key=value`: read, bind names to
+    code, check. `trusted` allows code that is not known to be this user's.
 
     User files (environment, algorithm, network) named in the TOML file are relative to its folder; those named in an
     override are relative to `folder` (default: the working directory). `trusted` allows the configuration of a run to
@@ -158,7 +163,7 @@ def copies(config: Config, folder: str) -> dict[str, str]:
 
 
 def to_toml(config: Config, **copies: str) -> str:
-    """TOML text of a configuration; `load` reads an equal Config from it. Keys without a value become comments.
+    """TOML text from which `load` reads an equal configuration. Keys without a value become comments.
 
     `copies` replace the paths of the user's files by those of copies in a run folder: `environment_file`,
     `algorithm_file`, `network_file`.
@@ -358,7 +363,7 @@ def _scheduled(config: Config, key: tuple[str, ...]) -> bool:
 
 
 def _description(config: Config, key: tuple[str, ...]) -> str:
-    """Description of a key from its model's field; "" for parameters of an environment."""
+    """Description of a key from its field in the section's model; "" for parameters of an environment."""
     if key == ("algo", "name"):
         return "Shipped algorithm, or FILE.py:CLASS of your own, such as my_algo.py:MyAlgo."
     field_ = type(getattr(config, key[0])).model_fields.get(key[1]) if len(key) == 2 else None

@@ -41,12 +41,12 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str | None) -> str:
-    """Suffix of a message that suggests a name; "" for None."""
+    """Suffix of a message that suggests `name`, such as " - did you mean 'ppo'?"; "" for None."""
     return f" - did you mean {name!r}?" if name else ""
 
 
 def dotted(key: Key) -> str:
-    """Key as it is written: `net.hidden[1]`."""
+    """Text of a key as it is written in a file: `net.hidden[1]`."""
     return "".join(
         f"[{part}]" if index and part.isdigit() else f"{'.' if index else ''}{part}" for index, part in enumerate(key)
     )

@@ -73,11 +73,11 @@ class RawConfig:
         return next((self.locations[key] for key in around if key in self.locations), DEFAULT)
 
     def typed(self, key: Key) -> bool:
-        """Whether the value of a key, or of an enclosing table, comes from an override."""
+        """Whether the value of a key, or of a table around it, comes from an override of the command line."""
         return any(key[:end] in self.texts for end in range(1, len(key) + 1))
 
     def path(self, key: Key, name: str, folder: Path | None = None) -> Path:
-        """Absolute path of a file that a key names.
+        """Absolute path of the file `name` that a key's value names.
 
         The name is relative to the configuration file or, in an override, to `folder` (default: the working directory).
         """
@@ -85,7 +85,7 @@ class RawConfig:
         return Path(os.path.abspath(base / os.path.expanduser(name)))
 
     def origin(self, key: Key) -> str:
-        """Source of a key's value: `FILE:LINE`, `command line` or `default`."""
+        """Source of a key's value as text: `FILE:LINE`, `command line` or `default`."""
         if not has(self.data, key):
             return "default"
         return self.words(self.location(key))
@@ -140,7 +140,7 @@ def shown(path: Path) -> str:
 
 
 def has(data: Mapping[str, Any], key: Key) -> bool:
-    """Whether nested tables contain a key."""
+    """Whether nested tables contain a key, given by its path."""
     value: Any = data
     for part in key:
         if not isinstance(value, Mapping) or part not in value:
@@ -202,7 +202,7 @@ def _rename(raw: RawConfig, old: str, new: str) -> None:
 
 
 def _environment(raw: RawConfig) -> str:
-    """Normalised `env.name` (absolute path for a user's file); "" if it is not set."""
+    """Value of `env.name` in a comparable form (absolute path for a user's file); "" if it is not set."""
     table = raw.data.get("env")
     name = table.get("name") if isinstance(table, dict) else None
     if not isinstance(name, str) or "\0" in name:
@@ -313,7 +313,9 @@ def _set(raw: RawConfig, location: Location, key: Key, value: Any, text: str) ->
 
 
 def _value(text: str) -> Any:
-    """Parsed TOML value, or else the text itself: 3e-4, true, [32, 32] and "x" parse; pendulum and 20M are text."""
+    """Value of an override: parsed as TOML if possible (3e-4, true, [32, 32], "x"), else the text itself (pendulum,
+    20M).
+    """
     try:
         read = tomli.loads(f"value = {text}")
     except (ValueError, RecursionError):
@@ -322,7 +324,7 @@ def _value(text: str) -> Any:
 
 
 def quoted(value: object) -> str:
-    """Short form of a value for messages, with control characters escaped."""
+    """Short text of a value for messages, with control characters escaped."""
     try:
         if isinstance(value, bool):
             text = "true" if value else "false"

@@ -23,7 +23,7 @@ _ALIASES = {"ppo": "ppo/cartpole"}
 
 
 def algorithm_of(environment: str) -> str:
-    """Default algorithm for an environment, given by its name or Gymnasium id."""
+    """Algorithm that an environment (name or Gymnasium id) is trained with by default."""
     plain = plain_name(environment)
     return next((algorithm for name, algorithm in _ALGORITHMS.items() if plain_name(name) == plain), _ALGORITHM)
 
@@ -34,7 +34,7 @@ def shipped() -> list[str]:
 
 
 def short_names() -> list[str]:
-    """Short names that `find_source` accepts: environments, for their default algorithm's recipe, and `ppo`."""
+    """Short names that `find_source` accepts: each environment, for the recipe of its default algorithm, and `ppo`."""
     return sorted({name.partition("/")[2] for name in _files()} | set(_ALIASES))
 
 
@@ -56,7 +56,8 @@ def name_of(source: Path) -> str:
 
 
 def find_source(text: str, algorithm: str | None = None) -> Path:
-    """Absolute path of a configuration file, given by a path or by a shipped recipe's name with or without `.toml`.
+    """Absolute path of a configuration file, given by its path or by the name of a shipped recipe, with or without
+    `.toml`. Raises NotFoundError and UsageError.
 
     A recipe's name is `algorithm/environment`, or an environment alone, which selects the recipe of `algorithm`
     (default: the environment's default algorithm), else the only recipe of the environment. Raises NotFoundError with
@@ -82,7 +83,9 @@ def find_source(text: str, algorithm: str | None = None) -> Path:
 
 
 def _of_algorithm(source: Path, algorithm: str | None) -> Path:
-    """Return `source`. Raises UsageError for a shipped recipe of another algorithm than `algorithm`."""
+    """Return `source`. Raises UsageError if it is a shipped recipe for another algorithm than `algorithm` (None:
+    any).
+    """
     if algorithm is None or source.parent.name == algorithm or source not in map(Path.resolve, _files().values()):
         return source
     other = recipe(algorithm, source.stem)

@@ -70,7 +70,7 @@ class Request:
 
     @property
     def prefix(self) -> str:
-        """Prefix of a generated run id: `<env>-<algo>`."""
+        """Prefix of the run id that is generated without run.name: `<env>-<algo>`."""
         environment = _text(self.raw, "env", "name") or recipes.ENVIRONMENT
         algorithm = _text(self.raw, "algo", "name") or recipes.algorithm_of(environment)
         return f"{_short_name(environment)}-{_short_name(algorithm)}"
@@ -170,7 +170,8 @@ def of_run(folder: Path, document: Any, *, resume: bool) -> Request:
 def make(
     words: Sequence[str], *, config: str | None, environment_file: str | None, settings: Mapping[str, object | None]
 ) -> Request:
-    """Build the request of a command line.
+    """Build the request of a command line: `words` are its positional arguments, `settings` the keys that options
+    set.
 
     `words` are the positional arguments: overrides `key=value`, and at most one environment (name, Gymnasium id or
     file). `settings` are keys set by options (None: not given), which win over overrides. Raises UsageError for two
@@ -244,7 +245,9 @@ def _recipe(raw: RawConfig, environment_file: Path | None) -> Path | None:
 
 
 def _short_name(name: str) -> str:
-    """Part of a run id: `cartpole` for cartpole, CartPole-v1 and path/to/cartpole.py; `a2c` for a2c.py:A2C."""
+    """Part of a run id for an environment or algorithm: `cartpole` for CartPole-v1 and path/to/cartpole.py, `a2c` for
+    a2c.py:A2C.
+    """
     path = name.rpartition(":")[0] if ".py:" in name else names.short(name)
     return re.sub(r"-v\d+$", "", Path(path).stem).lower()
 

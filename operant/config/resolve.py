@@ -143,13 +143,15 @@ def _outside_meant(name: str, nearest: str | None) -> str | None:
 
 
 def _outside_name(name: str, raw: RawConfig, folder: Path | None) -> str:
-    """Resolved name of an outside environment, with the absolute path of a user's file. Raises NotFoundError."""
+    """Name of an outside environment in which a user's file has its absolute path. Raises NotFoundError without the
+    file.
+    """
     file = names.file_of(name)
     return name if file is None else f"{user_file(file, raw, ('env', 'name'), folder)}:{name.rpartition(':')[2]}"
 
 
 def outside_defaults(raw: RawConfig, name: str) -> None:
-    """Write the defaults of an outside environment: `lanes` is "auto", since each lane costs a process's memory."""
+    """Write the default of `env.lanes` for an outside environment: "auto", since each lane costs a process's memory."""
     table = raw.data.setdefault("env", {})
     if isinstance(table, dict) and "lanes" not in table:
         table["lanes"], raw.locations["env", "lanes"] = "auto", DEFAULT
@@ -187,7 +189,7 @@ def outside_environment(raw: RawConfig, name: str, settings: Any) -> Any:
 
 
 def refuse_outside_keys(raw: RawConfig, defaults: Mapping[str, Any], once: Sequence[str]) -> None:
-    """Add a problem for each key of outside environments that was set for another environment.
+    """Add a problem for each key of outside environments that is set although the environment is another one.
 
     Values equal to `defaults` are accepted, since a run's config.toml holds all keys. So is 1 for the keys in `once`,
     which earlier versions wrote.
@@ -254,7 +256,8 @@ def params(raw: RawConfig, env: Any, known: Mapping[str, Sequence[str]]) -> Any:
 
 
 def changeable(raw: RawConfig, env: Any) -> dict[str, Callable[[float], str | None]]:
-    """Parameters that a schedule may change, each with a function from value to error message (None: valid).
+    """Parameters of the environment that a schedule may change, each with a function from value to error message (None:
+    valid).
 
     These are the float parameters of a device environment without image observations.
     """

@@ -161,7 +161,7 @@ def _get(data: Mapping[str, Any], key: tuple[str, ...]) -> Any:
 
 
 def _put(data: dict[str, Any], key: tuple[str, ...], value: Any) -> None:
-    """Set the value of a key in nested tables, copying the tables on its path. None removes the key."""
+    """Set the value of a key in nested tables, copying the tables on its path. The value None removes the key."""
     for part in key[:-1]:
         data[part] = dict(data[part])
         data = data[part]
@@ -171,7 +171,7 @@ def _put(data: dict[str, Any], key: tuple[str, ...], value: Any) -> None:
 
 
 def _not_schedulable(model: type[Section], parameters: Iterable[str]) -> str:
-    """Message about a key that cannot be a schedule, with the keys that can."""
+    """Message that a key cannot be a schedule, with the keys that can."""
     allowed = [*(f"algo.{name}" for name in model.schedulable), *(f"{PARAMS}{name}" for name in parameters)]
     return (
         "this key cannot be a schedule: it is fixed when training begins. Keys that can be schedules: "

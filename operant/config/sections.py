@@ -53,7 +53,7 @@ def _rank_count(value: int) -> int:
 
 
 def _gpus(value: object) -> object:
-    """Validate a number of GPUs, a list of GPU indices, or "all"."""
+    """Validate a value of run.gpus: a number of GPUs, a list of GPU indices, or "all". Raises ValueError."""
     parsed = int(value) if isinstance(value, str) and value.isdecimal() else value
     indices = [item for item in parsed if type(item) is int and 0 <= item < 1000] if isinstance(parsed, list) else []
     valid = parsed == "all" or (type(parsed) is int and parsed in (0, *_COUNTS))

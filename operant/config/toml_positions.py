@@ -22,7 +22,7 @@ _DEEPEST = 20
 
 
 def lines(text: str) -> dict[Path, int]:
-    """Line (from 1) of the first mention of each table and key, by full path.
+    """Line number (from 1) at which each table and key of a TOML text is first mentioned, by full path.
 
     Tables inside arrays are skipped: configurations have none.
     """

@@ -111,7 +111,8 @@ def _code(raw: RawConfig, *, typed_in: Path | None = None) -> Iterator[tuple[str
 
 
 def _run_doubt(source: Path, path: Path | None) -> str | None:
-    """Reason not to trust the code in `path`, named by the configuration file `source`; None if it is this user's.
+    """Reason not to trust the code in `path` (None: an installed module) that the configuration of a run names; None if
+    it is this user's.
 
     Without a path: an installed module, which is trusted if the run is this user's.
     """
@@ -209,7 +210,9 @@ def _writable(paths: Iterable[Path]) -> str | None:
 
 @functools.cache
 def _is_private(group: int) -> bool:
-    """Whether a group has no other member than this user: user private groups, with which umask 002 is common."""
+    """Whether a Unix group has no other member than this user, as user private groups, with which umask 002 is
+    common.
+    """
     try:
         user, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:

@@ -59,7 +59,7 @@ def opened(path: str | Path, *, root: int | None = None) -> Iterator[int]:
 
 
 def make_root(path: Path) -> None:
-    """Make the root folder, for its owner alone, unless it exists. Raises OSError."""
+    """Make the folder `path`, for its owner alone, unless it exists. Raises OSError."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
@@ -118,8 +118,8 @@ def commit(
     *,
     read_back: bool = True,
 ) -> None:
-    """Write a folder `name` with these files, and a manifest with `fields`, into the open folder `root`: complete, or
-    not at all.
+    """Write a folder `name` with `files`, and a manifest with `fields`, into the open folder `root`: complete, or not
+    at all. `read_back` verifies it before a former folder of that name is deleted.
 
     A folder of the same name is replaced after the new one is committed and, with `read_back`, read back. Raises
     OSError or BadFileError (read back with other content); the former folder is then still there, under its name or as
@@ -293,8 +293,8 @@ def _checked(folder: int, name: str, record: Mapping[str, Any]) -> Iterator[byte
 
 
 def _open_regular(folder: int, name: str) -> tuple[int, int]:
-    """Open a regular file for reading without blocking, even on a FIFO. Returns descriptor and size; raises
-    BadFileError.
+    """Open a regular file of the open folder for reading, without blocking even on a FIFO. Returns descriptor and size;
+    raises BadFileError.
     """
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)

@@ -53,8 +53,8 @@ _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class UnwritableError(MachineError):
-    """A request could not be written into the run folder, since the disk is full or read-only. The run is the caller's
-    own and alive.
+    """A request could not be written into the run folder, since the disk is full or read-only. The run belongs to the
+    caller and its trainer is alive.
     """
 
 
@@ -93,8 +93,8 @@ class Request(NamedTuple):
 
 
 def send(run: Run, verb: str, arguments: Mapping[str, Any] | None = None, *, expires_s: float = 60.0) -> Ticket:
-    """Ask the trainer of a run for one of VERBS, within `expires_s`. `watch` takes {"mode": of MODES, "size": pixels}
-    and is renewed by sending it again.
+    """Send the trainer of a run the request `verb`, one of VERBS, valid for `expires_s`. `watch` takes {"mode": of
+    MODES, "size": pixels} and is renewed by sending it again.
 
     Raises NotFoundError if no trainer is alive, MachineError if it cannot be asked from here (another machine, another
     user), UnwritableError if its folder is not writable.
@@ -281,7 +281,7 @@ class Inbox:
                     os.unlink(name, dir_fd=ctl)
 
     def poll(self) -> list[Request]:
-        """New requests, oldest first. Costs one `stat` if there are none.
+        """New requests, oldest first. Costs one `stat` if there are none. Each but `watch` must be settled.
 
         Each request but `watch` must be settled. Invalid ones are refused or ignored here.
         """
@@ -378,7 +378,7 @@ class Inbox:
         return request, "answered before" if os.path.lexists(self._path / "done" / name) else ""
 
     def _prune(self, done: int) -> None:
-        """Delete old answers, except those whose sender may still wait."""
+        """Delete old answers in the open folder `done`, except those whose sender may still wait."""
         names = sorted(name for name in os.listdir(done) if _REQUEST.fullmatch(name))
         now_ns = time.clock_gettime_ns(_BOOTTIME)
         for name in names[:-_KEPT]:
@@ -394,7 +394,9 @@ class Inbox:
 
 
 def _read(folder: int, name: str, stats: os.stat_result) -> dict[str, Any]:
-    """Read the JSON object in a file of this user, without blocking. Raises ValueError with the reason, and OSError."""
+    """Read the JSON object in a request file, which must belong to this user, without blocking. Raises ValueError with
+    the reason, and OSError.
+    """
     _check_file(stats)
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
@@ -423,7 +425,9 @@ def _check_file(stats: os.stat_result) -> None:
 
 
 def _left_s(document: Mapping[str, Any]) -> float:
-    """Seconds until a request expires: by the boot clock if it was sent in this boot, otherwise by the wall clock."""
+    """Seconds until a request expires: by the boot clock if it was sent since this boot, otherwise by the wall
+    clock.
+    """
     boottime_ns, realtime_ns = integer_of(document, "expires_boottime_ns"), integer_of(document, "expires_realtime_ns")
     if boottime_ns is not None and runfolder.boot_id() and document.get("boot_id") == runfolder.boot_id():
         return (boottime_ns - time.clock_gettime_ns(_BOOTTIME)) / 1e9

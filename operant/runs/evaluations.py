@@ -87,7 +87,7 @@ class Evaluations:
 
 
 def _is_after(line: bytes, step: int) -> bool:
-    """Whether a line is an evaluation of a step after `step`; False for a line that cannot be read."""
+    """Whether a line of the file is an evaluation after `step`; False for a line that cannot be read."""
     with contextlib.suppress(ValueError, RecursionError):
         evaluation = json.loads(line)
         return isinstance(evaluation, dict) and isinstance(evaluation.get("step"), int) and evaluation["step"] > step

@@ -192,7 +192,7 @@ def number_of(document: Mapping[str, Any], key: str) -> float | None:
 
 
 def host() -> str:
-    """Name of this machine."""
+    """Host name of this machine."""
     return os.uname().nodename
 
 
@@ -206,7 +206,7 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int | None = None) -> int | None:
-    """Start time of a process (None: this one) in ticks since the boot: with the pid it identifies the process. None if
+    """Start time of a process (None: this one) in clock ticks since the boot, which with the pid identifies it. None if
     there is no such process.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -227,8 +227,8 @@ def identity() -> dict[str, Any]:
 
 
 def worker(path: Path) -> int | None:
-    """Pid of the worker named in run.json of the folder `path`, if that process is alive on this machine; otherwise
-    None.
+    """Pid of the worker that run.json of the folder `path` names, if that process is alive on this machine; else None.
+    Not proof enough to signal it: use `signal_worker`.
 
     Any user can write a pid into a document: it prevents a second trainer, but is not enough to signal the process (see
     `holder`).
@@ -317,7 +317,8 @@ class Lock:
 
 
 def acquire(path: Path) -> Lock:
-    """Lock the run folder `path` for this process, its worker: once, before any large import.
+    """Lock the run folder `path` for this process, its worker: once, before any large import. Raises BusyError and
+    MachineError.
 
     Raises BusyError, naming the holder, if a trainer is alive; MachineError if the folder is not writable or does not
     support locks.
@@ -334,7 +335,7 @@ def acquire(path: Path) -> Lock:
 
 
 def _locked(lock_path: Path) -> int:
-    """Open and lock a lock file, creating it if needed; returns the descriptor. Raises BusyError and MachineError."""
+    """Open and lock a lock file, creating it if needed. Returns the descriptor. Raises BusyError and MachineError."""
     path = lock_path.parent
     with contextlib.suppress(OSError):
         if _key(os.stat(lock_path, follow_symlinks=False)) in _HELD:
@@ -378,7 +379,7 @@ def has_trainer(path: Path) -> bool:
 
 def holder(path: Path) -> int | None:
     """Pid of the process that holds the lock of the run in the folder `path`, 0 if it is of another pid namespace; None
-    if the lock is free.
+    if the lock is free. Raises OSError if unknown.
 
     Raises OSError if unknown.
     """
@@ -415,7 +416,7 @@ def _key(stats: os.stat_result) -> tuple[int, int, int]:
 
 
 def busy_message(path: Path) -> str:
-    """Message for a run whose trainer is alive: its process, how to watch it, how to stop it."""
+    """Message for a run whose trainer is alive: its process, how to watch it, and how to stop it."""
     run = Run(path.name, path, read_json(path / "run.json"))
     facts = [f"pid {pid}"] if (pid := integer_of(run.document, "pid")) else []
     with contextlib.suppress(OperantError), Reader(run.metrics_path) as reader:
@@ -428,7 +429,7 @@ def busy_message(path: Path) -> str:
 
 
 def signal_worker(run: Run, number: int) -> bool:
-    """Send signal `number` to the worker of a run. Returns whether it was sent.
+    """Send signal `number` to the worker of a run on this machine. Returns whether it was sent.
 
     The process must hold the lock of this run and match run.json by pid, start ticks and boot. It is signalled through
     a pidfd, so that a reused pid is never hit. Not possible for another machine or pid namespace.

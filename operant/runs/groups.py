@@ -237,7 +237,7 @@ def folders_with(file: str, root: Path, everywhere: bool) -> list[Path]:
 
 
 def path_of(text: str) -> Path | None:
-    """Absolute path for a text with a path separator; None for a name."""
+    """Absolute path that a user's text means if it holds a path separator; None for a name."""
     return Path(os.path.abspath(os.path.expanduser(text))) if os.sep in text else None
 
 
@@ -350,7 +350,7 @@ class SeedJournal(Journal[Trial]):
             self.write(problem=problem, code=code)
 
     def write(self, **fields: Any) -> None:
-        """Set fields of group.json."""
+        """Set `fields` of group.json."""
         path = self._group.path / FILE
         runs.write_json(path, runs.read_json(path) | fields)
 

@@ -81,7 +81,7 @@ def display_path(path: Path) -> str:
 
 def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any], **fields: Any) -> Run:
     """Make a run folder (0700) in `root` with its run.json, to which `fields` are added, and enter it in the user's
-    index.
+    index. Its id is `name`, or `prefix` with a random suffix. Raises UsageError and MachineError.
 
     Its id is `name`, with a suffix of four hexadecimal digits only if another run has that name; or else `prefix`
     (`<env>-<algo>`) with such a suffix. Raises UsageError for an invalid name, MachineError if the folder cannot be
@@ -145,6 +145,7 @@ def _make_folder(root: Path, name: str | None, stem: str) -> Path:
 
 def remove(run: Run) -> None:
     """Delete a run folder. It is renamed first, so that half a run is never listed. Symbolic links are not followed.
+    Raises BusyError and MachineError.
 
     Raises BusyError while a trainer holds the run, MachineError if the folder cannot be renamed.
     """
@@ -318,7 +319,7 @@ def _collect(runs: dict[tuple[int, int], tuple[int, Run]], paths: Iterable[tuple
 
 def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
     """Find a run in the folder `root` (with `everywhere` also in the user's index) by its id, a unique beginning or end
-    of one (`4f2a`), a path, `latest`, or `live` (the only one that trains).
+    of one (`4f2a`), a path, `latest`, or `live` (the only one that trains). Raises NotFoundError.
 
     Names are compared with existing folders, never joined to a path. Raises NotFoundError with the closest ids or the
     matching runs, MachineError for a run that is not readable.

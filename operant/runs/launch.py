@@ -56,8 +56,8 @@ _BUSY_CODE = BusyError.exit_code
 
 
 def start(run: Run, worker_argv: Sequence[str]) -> None:
-    """Start the worker process of a run, detached from this process and its terminal. Returns when the worker holds the
-    lock of the run, or has ended.
+    """Start the worker process of a run, detached from this process and its terminal. Returns once the worker holds the
+    lock of the run, or has ended. Raises BusyError and MachineError.
 
     Raises BusyError if the run has a living trainer, MachineError if the waiter cannot be started.
     """
@@ -73,7 +73,8 @@ def start(run: Run, worker_argv: Sequence[str]) -> None:
 
 
 def announce(run: Run) -> None:
-    """Record in run.json that a worker is about to start, and remove exit.json of the previous one.
+    """Record in run.json that a worker is about to start, and remove exit.json of the previous one. Raises BusyError if
+    a trainer is alive.
 
     Raises BusyError if the run has a living trainer.
     """
@@ -101,8 +102,8 @@ def forget_ending(run: Run) -> None:
 
 @contextlib.contextmanager
 def claimed(run: Run) -> Iterator[Callable[[], None]]:
-    """Hold a run from the decision to start its trainer until the worker has the lock, so that no other command starts
-    one.
+    """Hold a run within the block so that no other command starts a trainer of it. Yields a function that releases it
+    early. Raises BusyError if another command holds it.
 
     Yields a function that releases it early. Raises BusyError if another command holds it.
     """
@@ -142,7 +143,7 @@ def _await_worker(run: Run, waiter: int) -> None:
 
 
 def _start_waiter(run: Run, worker_argv: Sequence[str]) -> int:
-    """Start the waiter process and return its pid. Its parent ends at once."""
+    """Start the waiter, the parent process of the worker, and return its pid. The process in between ends at once."""
     command = [*module_command("operant.runs.launch"), str(run.path), "--", *worker_argv]
     try:
         log = open_log(run.path)
@@ -350,7 +351,7 @@ def oom_kills(
     cgroup: Path = Path("/proc/self/cgroup"),
     mounts: Sequence[Path] = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")),
 ) -> int | None:
-    """Number of processes of this cgroup that the kernel has killed for lack of memory; None if unknown."""
+    """Number of processes of this process's cgroup that the kernel has killed for lack of memory; None if unknown."""
     with contextlib.suppress(OSError, ValueError):
         lines = [line.split(":", 2) for line in cgroup.read_text().splitlines()]
         for mount, (_, controllers, name) in itertools.product(mounts, lines):
@@ -382,8 +383,8 @@ def _say(line: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the waiter: `arguments` are RUN_DIR -- ARGV... Prints the waiter's pid and returns at once; the waiter
-    continues in a forked process.
+    """Run the waiter, the parent process of a worker: `arguments` are RUN_DIR -- ARGV... Prints its pid and returns at
+    once; it continues in a forked process.
     """
     if len(arguments) < 3 or arguments[1] != "--":
         _say("error: usage: python -m operant.runs.launch RUN_DIR -- ARGV...")

@@ -51,7 +51,7 @@ class Tail:
         return self._text(self._rest)
 
     def poll(self) -> list[str]:
-        """Lines added since the last call, printable. Costs one `stat` if nothing was added."""
+        """Printable lines added since the last call. Costs one `stat` if nothing was added."""
         try:
             stats = os.stat(self._path, follow_symlinks=False)
         except OSError:

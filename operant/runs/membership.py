@@ -31,7 +31,7 @@ def hashes(paths: Iterable[Path]) -> dict[str, str]:
 
 
 def changed_files(document: Mapping[str, Any]) -> str | None:
-    """Names of the files whose `hashes`, in "files" of a document, do not hold any more; None if all hold."""
+    """Names of the files in a document's "files" whose recorded `hashes` no longer hold; None if all hold."""
     files = document.get("files")
     paths = (
         [Path(path) for path, sha256 in files.items() if _sha256(Path(path)) != sha256]
@@ -50,7 +50,7 @@ def _sha256(path: Path) -> str:
 
 
 def new_uuid() -> str:
-    """Random identity of a group or sweep."""
+    """Random identity for a new group or sweep."""
     return os.urandom(16).hex()
 
 

@@ -359,8 +359,8 @@ def _unsaved_s(header: Header, status: Status, record: Record | None, document: 
 
 
 def _took_s(header: Header, look: Observation, document: Mapping[str, Any]) -> float | None:
-    """Seconds of all sessions: of earlier ones by the run's document, of the last one by its waiter, else by its
-    heartbeat.
+    """Seconds of training in all sessions: in earlier ones by run.json, in the last one by its waiter's exit.json, else
+    by its heartbeat. None if unknown.
     """
     own_s = runfolder.number_of(look.exit or {}, "wall_s")
     if own_s is None and look.status is not None and not look.earlier and document.get("pid") is not None:
@@ -370,7 +370,7 @@ def _took_s(header: Header, look: Observation, document: Mapping[str, Any]) -> f
 
 
 def state(run: Run) -> State:
-    """State of a run by a single look. A viewer that keeps looking calls `observe` and `assess` with its clock."""
+    """State of a run by a single look. A viewer that looks repeatedly calls `observe` and `assess` with its clock."""
     return assess(observe(run), None, time.monotonic()).state
 
 

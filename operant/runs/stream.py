@@ -68,7 +68,7 @@ class Stream:
             )
 
     def close(self) -> None:
-        """Close the run's files."""
+        """Close the files of the run."""
         self._follower.close()
 
 

@@ -112,7 +112,7 @@ def create_identity(folder: Path, files: Iterable[Path] = ()) -> None:
 
 
 def changed_files(folder: Path) -> str | None:
-    """Names of the user's code files that have changed since the sweep began; None if there are none."""
+    """Names of the user's code files that have changed since the sweep began; None if none has."""
     return membership.changed_files(runs.read_json(folder / IDENTITY))
 
 

@@ -89,8 +89,8 @@ def names_in(root: int) -> list[tuple[str, int]]:
 
 
 def in_order(candidates: list[Candidate], which: str | int) -> list[Candidate]:
-    """Candidates for `which` ("last", "best" or a step) in the order to try them. Those without a manifest keep their
-    place by step, so that skipping them is reported.
+    """Candidates for `which` ("last", "best" or a step) in the order to try them. Those without a manifest come where a
+    valid one of their step would, so that skipping them is reported.
     """
     last_session = max((candidate.manifest.session for candidate in candidates if candidate.manifest), default=0)
 

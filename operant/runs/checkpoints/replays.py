@@ -83,7 +83,8 @@ class Replays:
         self, step: int, tensors: Mapping[str, torch.Tensor], *, session: int, constants: Mapping[str, str]
     ) -> str | None:
         """Copy saved tensors into `tensors`, which have the same names and shapes. Returns None, or the reason why it
-        is not possible, in which case no tensor has changed.
+        is not possible, in which case no tensor has changed. `constants` names tensors of one number that must equal
+        the saved one.
 
         `constants` are tensors of one number that must have the saved value, with their names in a sentence.
         """
@@ -161,8 +162,8 @@ def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]
 
 
 def _load(path: Path, tensors: Mapping[str, torch.Tensor], constants: Mapping[str, str]) -> str | None:
-    """Copy the tensors of a file into `tensors` of the same names. Returns None, or the first difference, in which case
-    no tensor has changed. `constants`: see `Replays.restore`.
+    """Copy the tensors of a file into `tensors` of the same names. Returns None, or the first difference, also in one
+    of `constants` (names of tensors of one number), in which case no tensor has changed.
     """
     from safetensors import safe_open
 

@@ -152,8 +152,8 @@ class Store:
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> Path | None:
-        """Wait for a save in the background; returns the folder of the last save, None if it failed or has not finished
-        within `timeout_s`.
+        """Wait for the background save, at most `timeout_s`. Returns the folder of the last save; None if it failed or
+        is not finished.
         """
         if self._thread is not None:
             self._thread.join(timeout_s)
@@ -273,7 +273,7 @@ class Store:
             return []
 
     def newest(self, which: str | int = "last") -> CheckpointInfo | None:
-        """Checkpoint that `load` tries first; None without one. Reads no tensor."""
+        """Manifest of the checkpoint that `load` tries first; None without one. Reads no tensor."""
         try:
             with atomic.opened(self.folder) as root:
                 candidates = [
@@ -418,7 +418,7 @@ class Store:
 
 
 def load_file(path: Path) -> Checkpoint:
-    """Load a checkpoint by its folder, or by a file in it, of any run.
+    """Load a checkpoint of any run, by its folder or by a file in it. Raises NotFoundError and BadFileError.
 
     Raises NotFoundError if the path does not exist; BadFileError if it is not a checkpoint or damaged.
     """

@@ -115,8 +115,8 @@ class Reading:
 
 
 def read(folder: Path) -> Reading:
-    """Read the records of the history in `folder`, oldest first, without those that a later session trained again from
-    an earlier step.
+    """Read the history in `folder`, oldest records first, without those that a later session trained again from an
+    earlier step. Never raises for the content of files.
 
     Never raises for the content of the folder; `Reading.damaged` and `Reading.torn` count what was skipped.
     """

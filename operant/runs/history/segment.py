@@ -132,7 +132,7 @@ def _checksum(length: int, kind: int, payload: bytes | memoryview) -> int:
 
 
 def unpack_head(payload: bytes | memoryview) -> Segment | None:
-    """Unpack a frame of kind 1; None if this version does not understand it."""
+    """Head of a segment from the payload of a frame of kind 1; None if this version does not understand it."""
     if len(payload) < SEGMENT.size:
         return None
     major, _, session, every, count, run_uuid, rewind, first_n, realtime = SEGMENT.unpack_from(payload)

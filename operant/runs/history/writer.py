@@ -278,7 +278,7 @@ class _Disk:
         self._end, self._dirty = self._end + len(frame), True
 
     def sync(self) -> None:
-        """Wait until all appended frames are on the disk."""
+        """Wait until all appended frames are on the disk (fdatasync)."""
         if self._dirty:
             os.fdatasync(self._descriptor)
             self._dirty = False

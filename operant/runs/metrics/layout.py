@@ -221,7 +221,7 @@ def encode(text: str, size: int) -> bytes:
 
 
 def pack_schema(metrics: tuple[Metric, ...]) -> bytes:
-    """Bytes of the schema, 128 for each metric."""
+    """Bytes of the schema, the table of metrics: 128 for each metric."""
     return b"".join(
         METRIC.pack(
             index,

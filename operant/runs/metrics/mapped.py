@@ -42,7 +42,7 @@ class MappedFile:
             self._map.madvise(mmap.MADV_DONTFORK)
 
     def word(self, index: int, value: int) -> None:
-        """Store 8 bytes at byte 8 * `index`, atomically."""
+        """Store the 8-byte `value` at byte 8 * `index`, atomically."""
         self._words[index] = value
 
     def record(self, offset: int, staged: memoryview, n: int) -> None:
@@ -88,7 +88,7 @@ class PwriteFile:
             self.errors += 1
 
     def word(self, index: int, value: int) -> None:
-        """Store 8 bytes at byte 8 * `index`."""
+        """Store the 8-byte `value` at byte 8 * `index`."""
         self._write(struct.pack("<Q", value), 8 * index)
 
     def record(self, offset: int, staged: memoryview, n: int) -> None:
@@ -167,7 +167,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def _mappable(descriptor: int) -> bool:
-    """Whether the file is on a local filesystem that keeps maps and reads coherent; False if unknown."""
+    """Whether the file is on a local filesystem on which maps and reads show the same bytes; False if unknown."""
     import ctypes
 
     answer = ctypes.create_string_buffer(512)  # struct statfs has 120 bytes; f_type is its first word

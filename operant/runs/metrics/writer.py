@@ -115,7 +115,8 @@ class Writer:
     # records
 
     def publish(self, step: int, values: Sequence[float], *, flags: int = 0) -> int:
-        """Store one record and return its number. `values` follow `metrics`; FLAG_NONFINITE and FLAG_NONE are set here.
+        """Store one record with the values of all `metrics`, in their order, and return its number. FLAG_NONFINITE and
+        FLAG_NONE are added to `flags`.
 
         Raises ValueError for values that do not fit the metrics, OperantError in a forked child, after `close`, and if
         two threads publish at once.
@@ -260,16 +261,16 @@ class Writer:
         self._set(layout.HEARTBEAT_COUNT, self._heartbeats)
 
     def tick(self) -> None:
-        """Count an iteration of the main loop."""
+        """Count one iteration of the main loop, which shows readers that it progresses."""
         self._ticks += 1
         self._store.word(_WORDS + layout.MAIN_COUNT, self._ticks)
 
     def set_phase(self, phase: str) -> None:
-        """Set the phase of the main loop: one of PHASES."""
+        """Set the phase of the main loop, one of PHASES."""
         self._set(layout.PHASE, layout.PHASES.index(phase))
 
     def set_state(self, state: str, *, reason: int = 0, exit_code: int = 0) -> None:
-        """Set the state of the run: one of STATES. `reason` (0-255) is the number of a signal; `exit_code` belongs to a
+        """Set the state of the run, one of STATES. `reason` (0-255) is the number of a signal; `exit_code` belongs to a
         terminal state.
         """
         if not (0 <= reason < 256 and 0 <= exit_code < 65536):
@@ -370,7 +371,7 @@ def _disarm() -> None:
 
 
 def _shorten(text: str, size: int) -> bytes:
-    """`text` in at most `size` bytes of UTF-8, cut at a whole character, with an ellipsis if cut."""
+    """Text as at most `size` bytes of UTF-8, cut at a whole character, with an ellipsis if it was cut."""
     data = text[: size + 1].encode("utf-8", "replace")
     return data if len(data) <= size else data[: size - 3].decode("utf-8", "ignore").encode() + "…".encode()
 
