@@ -100,7 +100,9 @@ class Run:
         return {name: np.array(column) for name, column in {**columns.metrics, **fixed}.items()}
 
     def load(self, checkpoint: str | int | None = None, **options: Any) -> Policy:
-        """Load the policy of a checkpoint of this run. Parameters as in `operant.load`."""
+        """Load the policy of a checkpoint of this run: "best", "last" or a step (default: the best). `options` are
+        those of `operant.load`.
+        """
         return load(self, checkpoint, **options)
 
     def stop(self) -> None:

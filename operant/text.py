@@ -92,7 +92,7 @@ def count(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """Format a number of bytes: 1.21 GiB."""
+    """Format a number of bytes with a binary unit: 1.21 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

@@ -187,7 +187,7 @@ def _block_cell(upper: Dot, lower: Dot, ground: str, glyph: str) -> Cell:
 
 
 def _lane(pixels: bytes, frame: Frame, ground: bytes, width: int, height: int, palette: Palette, mode: Mode) -> Rows:
-    """Draw one lane as `height` rows of `width` cells."""
+    """Draw one lane's picture as `height` rows of `width` cells, in braille, half blocks or ASCII (`mode`)."""
     if mode == "blocks":
         dots = sampled(pixels, frame.width, frame.height, width, 2 * height, ground)
         glyph = palette.glyphs.upper_half

@@ -142,7 +142,7 @@ class Canvas(Widget):
         return strip
 
     def style_of(self, style: Style) -> RichStyle:
-        """Rich style of a cell style, cached."""
+        """Rich style for a cell's style, cached."""
         rich_style = self._rich_styles.get(style)
         if rich_style is None:
             colour, ground = self.palette.hex(style.fore), self.palette.hex(style.back)

@@ -228,7 +228,7 @@ class Chart(Canvas):
         return 2 * Layout.of(*self.size).plot_width if self.size else 0
 
     def show(self, data: ChartData, *, refit: bool = False) -> None:
-        """Draw a chart's data, repainting only cells that changed. `refit` fits the y range anew; pass it when the
+        """Draw a chart's data, repainting only cells that changed. `refit` fits the y range again; pass it when the
         window, axis or smoothing changes.
         """
         if refit or data.log_y != self.data.log_y:

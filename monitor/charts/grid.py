@@ -36,7 +36,7 @@ class MetricChart(Chart):
 
     def show_series(self, series: Series | None, context: ChartContext, *, refit: bool) -> None:
         """Draw the chart of a metric, repainting only cells that changed. None hides the chart; `refit` fits the y
-        range anew.
+        range again.
         """
         refit = refit or (series and series.name) != (self.series and self.series.name)
         self.series, self._chart_context = series, context

@@ -164,7 +164,7 @@ def padded(text: str, width: int) -> str:
 
 
 def broken(text: str, width: int) -> list[str]:
-    """Break `text` into parts of at most `width` cells, at any character: for text without spaces."""
+    """Parts of a text of at most `width` cells each, broken at any character: for text without spaces."""
     if width_of(text) <= width:
         return [text]
     parts, used = [""], 0

@@ -65,7 +65,7 @@ def metric_text(
 
 
 def figure_text(figure: Figure, glyphs: Glyphs = UNICODE) -> MetricText:
-    """Format a key figure."""
+    """Format a key figure's value, trend and best value."""
     return metric_text(figure.value, figure.unit, figure.trend_per_min, figure.best, figure.higher_better, glyphs)
 
 

@@ -52,7 +52,7 @@ class Range(NamedTuple):
 
 
 def nice_step(least: float) -> float:
-    """Smallest of 1, 2, 2.5, 5 times a power of ten that is >= `least` > 0."""
+    """Smallest of 1, 2, 2.5, 5 times a power of ten that is at least `least` (> 0)."""
     power = 10.0 ** math.floor(math.log10(least))
     return next((step * power for step in _STEPS if step * power >= least * (1 - 1e-9)), 10 * power)
 
@@ -138,8 +138,8 @@ def y_range(points: Iterable[Point | None], log: bool = False, previous: Range |
 
 
 def tick_text(value: float, cells: int) -> str:
-    """`value` in at most `cells` (>= 4) characters: 500, 0.25, 1.5M, -12k, 1e-9; "" if no accurate
-    label is that short.
+    """Label for `value` in at most `cells` (>= 4) characters: 500, 0.25, 1.5M, -12k, 1e-9; "" if no accurate label is
+    that short.
     """
     if value == 0:
         return "0"
@@ -169,7 +169,7 @@ def _trim(text: str) -> str:
 
 
 def tick_value(text: str) -> float:
-    """Value that a `tick_text` shows."""
+    """Number that the label `text`, made by `tick_text`, shows."""
     power = " kMGT".find(text[-1])
     return float(text[:-1]) * 1000.0**power if power > 0 else float(text)
 

@@ -92,7 +92,7 @@ class CurveBuckets:
         self.bad.append(bad)
 
     def merge(self, low: float, high: float, total: float, count: int, bad: int) -> None:
-        """Merge into the last bucket."""
+        """Merge these values into the last bucket."""
         if low < self.low[-1]:
             self.low[-1] = low
         if high > self.high[-1]:

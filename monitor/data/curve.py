@@ -84,7 +84,7 @@ class Curve:
             self.not_finite += aggregate(values, self._must_be_finite)[4]
 
     def recompute_latest(self) -> None:
-        """Recompute `latest` and `not_finite` from the buckets after a rewind."""
+        """Recompute `latest` and `not_finite` from the buckets, after records were removed."""
         self.not_finite, self.latest = sum(self.parts[-1].bad), None
         for part in self.parts:
             filled = next((k for k in range(len(part.count) - 1, -1, -1) if part.count[k]), None)
@@ -107,7 +107,7 @@ class Curve:
     @property
     def trend_per_min(self) -> float | None:
         """Slope per minute over the last minute of wall time: Tukey's resistant line (through the medians of the first
-        and the last third), which outliers do not change. None if there are too few points.
+        and the last third), which outliers do not change. None with fewer than 6 points or over less than 4 s.
 
         Recomputed when the newest record has moved by a second in either direction.
         """

@@ -89,8 +89,8 @@ class CurveTable:
         *,
         begin: tuple[float, float, float] | None = None,
     ) -> None:
-        """Append records: steps, wall seconds, iterations, and one sequence of values per column in the order of
-        `columns`. All sequences have the same length.
+        """Append records, given by column: their steps, wall seconds and iterations, and the values of each metric in
+        the order of `columns`. All sequences have equal length.
 
         `begin` is the start of the very first record (every other one starts at the end of its predecessor); by default
         its end. A decreasing x is replaced by its predecessor. Arrays of doubles are fastest.

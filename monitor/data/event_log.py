@@ -61,7 +61,7 @@ class EventLog:
 
 
 def log_line(line: str) -> LogLine:
-    """Parse a line of log.txt."""
+    """Parse a line of log.txt into its clock, level and text."""
     clock, text = clock_and_text(line)
     level: Level = (
         "bad" if text.startswith(("error: ", "Traceback (")) else "warn" if text.startswith(LEFT_OUT) else "ok"
@@ -109,8 +109,8 @@ def _merge(line: LogLine, event: LogLine) -> LogLine:
 
 
 def _is_due(numbered: tuple[int, LogLine], line: LogLine, upcoming: Sequence[int]) -> bool:
-    """Whether an event precedes a line according to their clocks; False while an earlier event still
-    has a later line.
+    """Whether an event (with its number) precedes a log line by their clocks; False while an earlier event still has a
+    later line (`upcoming`).
     """
     number, event = numbered
     if not event.clock or not line.clock or (upcoming and upcoming[0] < number):

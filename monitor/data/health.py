@@ -66,7 +66,7 @@ class HealthContext(NamedTuple):
 
     @property
     def at_its_best(self) -> bool:
-        """Whether the target is reached or the newest evaluation is close to the best one."""
+        """Whether the newest evaluation has reached the target or is close to the best one."""
         return self.at_target or (
             self.evaluation is not None and self.evaluation[1] > self.evaluation[0] and self.lost < _NEXT_TO_BEST
         )

@@ -89,7 +89,7 @@ class RunReader:
 
     @property
     def run(self) -> Run:
-        """The run with its newest document."""
+        """The run, with run.json as it was last read."""
         return self._follower.run
 
     @property
@@ -99,7 +99,7 @@ class RunReader:
 
     @property
     def reader(self) -> Reader | None:
-        """Reader of the metrics file, or None while it is unreadable."""
+        """Reader of the metrics file; None while it is unreadable."""
         return self._follower.reader
 
     # ------------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ Level = Literal["ok", "warn", "bad"]
 
 
 class RunFacts(NamedTuple):
-    """Identity and configuration of a run. None: not recorded."""
+    """Identity and configuration of a run as the screen shows them. None: not recorded."""
 
     id: str
     short: str  # the abbreviated id that commands accept
@@ -37,7 +37,7 @@ class RunFacts(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Progress of a run, times in seconds. None: unknown."""
+    """Progress of a run: steps, iterations, and times in seconds. None: unknown."""
 
     step: int | None = None
     steps: int | None = None
@@ -99,8 +99,8 @@ class Series(Protocol):
 
     @property
     def trend_per_min(self) -> float | None:
-        """Slope of the metric over the last minute of wall time, in its unit per minute; None if it cannot be estimated
-        (few points, or less than some seconds).
+        """Slope of the metric over the last minute of wall time, in its unit per minute; None with fewer than 6 points
+        or over less than 4 s. Single outliers do not change it.
         """
 
     def extent(self, axis: Axis) -> tuple[float, float] | None:
@@ -150,7 +150,7 @@ POWER_LIMIT: Final = "power limit"
 
 
 class Gpu(NamedTuple):
-    """Figures of one GPU, sampled by the monitor once a second."""
+    """Measurements of one GPU, taken by the monitor once a second. None: not available."""
 
     name: str
     utilisation: float | None = None  # 0 to 1
@@ -162,8 +162,8 @@ class Gpu(NamedTuple):
 
 
 class System(NamedTuple):
-    """Figures of the machine and of the trainer's process. None: not available (another host, no NVML,
-    another user).
+    """Measurements of the machine and of the trainer's process. None: not available (another host, no NVML, another
+    user).
     """
 
     gpu: Gpu | None = None
@@ -248,7 +248,7 @@ class Snapshot(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """Whether the run has ended."""
+        """Whether the run has ended, in whatever way."""
         return self.state in ENDED
 
 

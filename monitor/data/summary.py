@@ -90,7 +90,7 @@ def facts(run: Run, header: Header | None, now_s: float) -> RunFacts:
 
 
 def clock(moment_s: float, now_s: float) -> str | None:
-    """Local wall time: hh:mm:ss within half a day of now, else date and time; None if out of range."""
+    """Local wall time of a moment: hh:mm:ss within half a day of now, else date and time; None if out of range."""
     try:
         return time.strftime(
             "%H:%M:%S" if abs(now_s - moment_s) < 43200 else "%Y-%m-%d %H:%M", time.localtime(moment_s)
@@ -299,7 +299,7 @@ _SENTENCES: Final = {
 
 
 def ending(known: RunData) -> Ending | None:
-    """Final state of the run and the next commands; None while it is live."""
+    """Final state of the run and the next commands; None while it lives."""
     word, reason = known.state
     if not known.state.ended:
         return None

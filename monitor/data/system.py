@@ -88,7 +88,7 @@ def disk_free(run: Run) -> int | None:
 
 
 class Process:
-    """The trainer's process, identified by PID and start time, and the machine it runs on. Needs psutil."""
+    """Measures the trainer's process, identified by PID and start time, and the machine it runs on. Needs psutil."""
 
     def __init__(self) -> None:
         try:

@@ -136,7 +136,7 @@ class Timeline:
         flags: Sequence[int],
         values: Sequence[Sequence[float]],
     ) -> None:
-        """Append records of one session by column. `values` follow the metrics, `flags` are those of
+        """Append records of one session, given by column. `values` has one column for each metric; `flags` are those of
         `operant.runs.metrics`.
         """
         if not len(steps):
@@ -157,7 +157,7 @@ class Timeline:
         self._note_marks(step_ends, walls, iterations, flags, values)
 
     def _walls(self, boottimes_ns: Sequence[int], values: Sequence[Sequence[float]]) -> array[float]:
-        """Wall seconds at the end of each record, idle time excluded."""
+        """Wall seconds at the end of each record, without idle time."""
         zero, before = self._zero_ns, self._before_s
         walls = array("d", [before + (time_ns - zero) / 1e9 for time_ns in boottimes_ns])
         if self._seconds and walls[-1] - self._origin[1] > _IDLE_S:
@@ -302,7 +302,7 @@ class Timeline:
     @property
     def steps_per_s(self) -> float | None:
         """Environment steps per second over the last 20 seconds of records (at least 8 records), including evaluations
-        and checkpoints; None without them.
+        and checkpoints; None with fewer.
         """
         window = self.table.window(*_RATE, ())
         if not window.steps:

@@ -38,7 +38,7 @@ def takes_turns(env: Env) -> bool:
 
 
 def rate_of(step_s: float | None) -> float:
-    """Real-time steps per second for steps of `step_s` seconds (None: unknown)."""
+    """Steps per second of a game in real time, for steps of `step_s` seconds (None: unknown)."""
     return USUAL_RATE if step_s is None else min(MOST_RATE, 1.0 / step_s)
 
 
@@ -115,7 +115,7 @@ class Game:
             self._waiting = not (self._held.press(key, now_s) or key in ("space", "enter")) and self._waiting
 
     def _take_turn(self, key: str) -> None:
-        """Handle a key in a turn-based game."""
+        """Handle a key in a turn-based game: an action's key, the board's cursor, or digits of an action's number."""
         if (word := self._buttons.keys.get(key)) is not None:
             self._step(self._buttons.action([word]))
         elif self._board is not None:

@@ -239,7 +239,7 @@ class HeldKeys:
         return True
 
     def words(self, now_s: float) -> list[str]:
-        """Words held at `now_s`, newest last."""
+        """Words that count as held at the time `now_s`, newest last."""
         return [word for word, until_s in self._until_s.items() if until_s > now_s]
 
     def release(self) -> None:

@@ -112,7 +112,7 @@ class Stage:
             self._begin(self.ended.copy())
 
     def restart(self) -> None:
-        """Start a new episode in every lane."""
+        """Start a new episode in every lane of the stage."""
         self._begin(np.ones(self.lanes, bool))
 
     def step(self, action: torch.Tensor) -> None:

@@ -95,7 +95,9 @@ def check(out: Path, *, force: bool) -> str:
 
 @contextlib.contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """Temporary path next to `out`, renamed to `out` on success and deleted otherwise. Raises MachineError."""
+    """Yield a temporary path next to `out`, which is renamed to `out` on success and deleted otherwise. Raises
+    MachineError.
+    """
     part: Path | None = None
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{out.stem[:40]}-", suffix=out.suffix, dir=out.parent)
@@ -125,7 +127,7 @@ class VideoWriter:
         self._shape: tuple[int, ...] = ()
 
     def add(self, picture: Picture) -> None:
-        """Append a copy of a picture."""
+        """Append a copy of a picture (H, W, 3) to the video."""
         self._shape = picture.shape
         self._waiting.append(zlib.compress(picture.tobytes(), 1))
 
@@ -192,7 +194,7 @@ class ContactSheet(VideoWriter):
         self._frames = frames
 
     def add(self, picture: Picture) -> None:
-        """Append a copy of a picture."""
+        """Append a copy of a picture; if only the last is wanted, drop the former."""
         if self._frames == 1:
             self._waiting.clear()
         super().add(picture)
@@ -298,7 +300,8 @@ def record(
     hold: int,
     report: Callable[[int], None],
 ) -> Recording:
-    """Record the lanes of `stage`, advanced by `step`: one picture every `every` steps, each lane `side` pixels wide.
+    """Record the lanes of `stage`, advanced by `step`, into `video`: a picture of all lanes every `every` steps, each
+    lane `side` pixels wide, until a limit is reached.
 
     The last state of a single lane's episode is always recorded, and held for `hold` more frames. `report` is called
     with the number of frames so far.

@@ -57,8 +57,8 @@ def probability_of_improvement(tasks: Sequence[Floats], others: Sequence[Floats]
 
 
 def performance_profile(tasks: Sequence[Floats], thresholds: Floats) -> tuple[Floats, Floats | None, Floats | None]:
-    """Share of runs that score above each of T thresholds, averaged over tasks, and the ends of its
-    interval; (T) each.
+    """Share of runs that score above each of T thresholds, averaged over tasks, and the ends of its 95 % interval (None
+    with a single run); (T) each.
     """
 
     def statistic(*rows: Floats, axis: int) -> Floats:

@@ -78,7 +78,7 @@ class Outline:
 
     @property
     def maximize(self) -> bool:
-        """Whether a higher objective is better."""
+        """Whether a higher value of the objective is better."""
         return self.settings.objective != "time_to_target"
 
     @property
@@ -92,7 +92,7 @@ class Outline:
         )
 
     def decoded(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Configuration values for the `params` of a stored trial: a list is stored as text."""
+        """Configuration values for the `params` of a stored trial, in which lists are text."""
         lists = {
             dimension.key: {space.stored(choice): choice for choice in dimension.choices} for dimension in self.space
         }

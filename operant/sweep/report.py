@@ -59,8 +59,8 @@ def counts(plan: Outline, trials: Sequence[Any]) -> dict[str, int]:
 
 
 def repeats(trials: Sequence[Any]) -> dict[int, int]:
-    """Complete trials with the values, and so the seeds, of an earlier one: number to the earlier number. They count
-    once.
+    """Complete trials that repeat the values, and so the seeds, of an earlier one: their number to the earlier one's.
+    Repeated trials count once.
     """
     first: dict[str, int] = {}
     complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
@@ -90,7 +90,7 @@ def overrides_line(trial: Any, plan: Outline) -> str:
 
 
 def document(plan: Outline, search: study.Trials) -> dict[str, Any]:
-    """Summary of a sweep, as `--json` prints it."""
+    """Summary of a sweep and its trials, as `--json` prints it."""
     trials = search.trials()
     repeated = repeats(trials)
     rows = [

@@ -28,7 +28,7 @@ _FIXED = {
 
 
 class Sampler(Protocol):
-    """Protocol of what samples values: a trial of the search engine. `name` is the searched key."""
+    """Protocol of a source of sampled values: a trial of the search engine. `name` is the searched key."""
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
@@ -39,7 +39,7 @@ class Sampler(Protocol):
         """Sample an integer of [low, high], in multiples of `step` from `low`; `log`: log-uniformly."""
 
     def suggest_categorical(self, name: str, choices: Any) -> Any:
-        """Sample one of the choices."""
+        """Sample one of the choices, uniformly or as the search engine prefers."""
 
 
 class Dimension(NamedTuple):

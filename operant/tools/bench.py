@@ -92,8 +92,8 @@ class Bench(NamedTuple):
 
 
 def seconds(work: Callable[[], object], device: torch.device, *, repeats: int = REPEATS, least_s: float = 0.2) -> float:
-    """Median seconds of one call over `repeats` regions, after a warm-up; each region has enough calls to last about
-    `least_s`.
+    """Median seconds of one call of `work` over `repeats` timed regions, after a warm-up; each region has enough calls
+    to last about `least_s`.
 
     On a GPU, regions are timed by CUDA events.
     """
@@ -236,8 +236,8 @@ def bench(
     least_s: float = 0.2,
     report: Callable[[str], None] = lambda line: None,
 ) -> Bench:
-    """Run the requested sections; empty arguments take defaults for the device. `report` receives a line before each
-    part.
+    """Run the requested measurements; empty arguments take defaults for the device. `report` receives a line before
+    each part.
 
     `environments` are names or files (default: all shipped). The first is stepped at every number of `lanes`, the
     others only at the largest up to a million. Raises UsageError for an unknown section, environment or device,

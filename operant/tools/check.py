@@ -193,7 +193,7 @@ def _speed(env: Env) -> Finding:
 
 
 def _attempt(name: str, run: Callable[[], Finding], report: Callable[[str], None]) -> Finding:
-    """Run a check. If the author's code raises, return a failed finding."""
+    """Run a check after passing its name to `report`. If the author's code raises, return a failed finding."""
     report(name)
     try:
         with quick_check.muted():
@@ -206,6 +206,7 @@ def check(
     env: Env, *, lanes: int = 256, steps: int = 1000, report: Callable[[str], None] = lambda name: None
 ) -> Iterator[Finding]:
     """Run every check of an environment in order and yield each finding. Raises nothing for an author's mistakes.
+    `report` is called with the name of the next check.
 
     Ends early at a failure that later findings would only repeat. `report` is called with the name of the next check,
     which may take minutes.

@@ -28,8 +28,8 @@ _LOGIND = ("/usr/lib/systemd", "/run/systemd", "/etc/systemd")
 
 
 class Finding(NamedTuple):
-    """Result of a check: name; status `ok`, `note` (works, could be better) or `problem` (prevents training); result;
-    advice.
+    """Result of one check: its name; status `ok`, `note` (works, could be better) or `problem` (prevents training);
+    result; advice.
     """
 
     name: str
@@ -207,7 +207,7 @@ def _terminal() -> Finding:
 
 
 def sessions() -> Finding:
-    """Check whether logind ends a user's processes at logout."""
+    """Check whether logind ends this user's processes at logout."""
     if not _kills_user_processes():
         return Finding("sessions", OK, "runs continue after you log out")
     import getpass

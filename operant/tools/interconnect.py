@@ -82,7 +82,7 @@ def _exchange(ranks: int) -> list[Finding]:
 
 
 def _pair(one: int, two: int) -> Finding:
-    """Link between two GPUs, and whether they can read each other's memory."""
+    """Finding about the link between two GPUs, and whether they can read each other's memory."""
     import torch
 
     links = _nvlinks(one)

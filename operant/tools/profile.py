@@ -431,7 +431,7 @@ def host_phases(trainer: Algorithm, iterations: int) -> list[Phase]:
 
 
 def _phases(trainer: Algorithm, rows: list[tuple[str, float, int | None]]) -> list[Phase]:
-    """Sort phases by time, longest first; time of an algorithm's phase outside its named parts is called its rest."""
+    """Phases sorted by time, longest first. Time of an algorithm's phase outside its named parts is called its rest."""
     total = sum(seconds for _, seconds, _ in rows) or 1.0
     renamed = {phase.name: f"{phase.name}, the rest" for phase in trainer.phases}
     return sorted(

@@ -117,7 +117,9 @@ def _all(works: list[Callable[[], None]]) -> Callable[[], None]:
 
 
 def _stepping(world: Any) -> Callable[[], None]:
-    """Function that takes _STEPS steps in every lane with precomputed random actions, legal ones if there is a mask."""
+    """Function that takes _STEPS steps in every lane of a world with precomputed random actions, legal ones if there is
+    a mask.
+    """
     slot, space = world.slot(), world.spec.action
     bound, generator = world.bind(slot), torch.Generator().manual_seed(1)
     world.reset(bound)

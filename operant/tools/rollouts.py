@@ -20,7 +20,7 @@ DEVICE_TOLERANCE = 1e-3
 
 
 class Harness:
-    """A world of an environment with one slot, stepped one step at a time."""
+    """An environment's lanes with one set of buffers, stepped one step at a time."""
 
     def __init__(self, env: Env, lanes: int, seed: int, device: str = "cpu", *, every_final: bool = True) -> None:
         self.world = DeviceWorld(env, lanes, seed=seed, device=device, every_final=every_final)
@@ -32,7 +32,7 @@ class Harness:
         self.world.reset(self._bound)
 
     def step(self, action: torch.Tensor) -> None:
-        """Take one step with actions (A, N)."""
+        """Take one step in every lane with actions (A, N)."""
         self.slot.action.copy_(action)
         self.world.step(self._bound)
         self.world.advance(1)

@@ -46,7 +46,7 @@ def peak(device: torch.device, precision: str) -> Peak:
 
 
 def best_s(work: Callable[[], object], device: torch.device, repeats: int = 7) -> float:
-    """Seconds of the fastest of `repeats` calls."""
+    """Seconds of the fastest of `repeats` calls of `work`."""
     best = math.inf
     for _ in range(repeats + 2):  # two warm-up calls
         if device.type == "cuda":

@@ -46,7 +46,7 @@ class Kernel(NamedTuple):
 
 
 def load(path: Path) -> list[Mapping[str, Any]]:
-    """Read the complete events of a trace, `.json` or `.json.gz`."""
+    """Read the complete events of a profiler's trace, `.json` or `.json.gz`."""
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         return [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
 
@@ -60,7 +60,7 @@ def device_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]
 
 
 def host_launches(events: Iterable[Mapping[str, Any]]) -> int:
-    """Number of host calls that launch device work."""
+    """Number of host calls among the events that launch device work."""
     return sum(event.get("cat") in _HOST and str(event.get("name", "")).startswith(_LAUNCHES) for event in events)
 
 
@@ -86,7 +86,8 @@ def kernels(events: Iterable[Mapping[str, Any]]) -> list[Kernel]:
 
 
 def by_range(events: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Range]:
-    """Device work of each named range, assigned by the launching call; "" for launches outside all ranges.
+    """Device work of each named range, to which it belongs by the time of its launching call; "" for launches outside
+    all ranges.
 
     Launches of any thread belong to the range open at the time, since an autograd thread launches while the thread that
     opened the range waits.
