@@ -195,7 +195,7 @@ def play(cells, workspace, size, point, colour):
 
 @device
 def urgency(liberties):
-    """Category of a point for white, 1 (TAKE) to 6 (ANY), given a neighbour's signed liberties."""
+    """Category of a point for white, from TAKE (0) to ANY (5), given a neighbour's signed liberties."""
     if liberties == BLACK:
         return TAKE
     if liberties == WHITE:

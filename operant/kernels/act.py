@@ -1,7 +1,8 @@
 """Rollout kernels of a resident network: act on one step's observations, and compute the bootstrap values.
 
 A program takes one tile of lanes and one tower. A lane's results do not depend on the other lanes or on their number.
-Knows no loss. The structs `inputs`, `acting` and `buffers` are those of `operant.kernels.arguments`.
+Knows no loss. The structs `inputs`, `acting` and `buffers` are those of `operant.kernels.arguments`. `SPEC` is an
+`operant.kernels.spec.Spec`: sizes of the network, and offsets in its flat parameter vector (`params_ptr`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from operant.kernels.ops.linear import select_column
 
 @triton.jit
 def _sample_categorical(out, column, lane, in_bounds, acting, t, lanes, SPEC: tl.constexpr):
-    """Sample and store each choice from logits (rows, out_pad); returns the joint log-probability (rows)."""
+    """Sample each choice from logits (rows, out_pad) at step t and store the actions; returns the joint log-probability
+    (rows).
+    """
     log_p, p, _entropy = categorical(out, column, SPEC)
     selected = tl.zeros_like(out)
     for k in tl.static_range(len(SPEC.sizes)):
@@ -37,7 +40,9 @@ def _sample_categorical(out, column, lane, in_bounds, acting, t, lanes, SPEC: tl
 
 @triton.jit
 def _sample_gaussian(out, column, lane, in_bounds, acting, params_ptr, t, lanes, SPEC: tl.constexpr):
-    """Sample raw actions around means (rows, out_pad), store them and the bounded actions; returns log p (rows)."""
+    """Sample raw actions around means (rows, out_pad) at step t, store them and the bounded actions; returns log p
+    (rows).
+    """
     is_mean = column < SPEC.head_rows
     mask = is_mean[None, :] & in_bounds[:, None]
     log_std = load_log_std(params_ptr, column, SPEC)
@@ -91,7 +96,7 @@ def sample_and_store(out, lane, in_bounds, legal_mask_ptr, acting, params_ptr, t
 
 @triton.jit
 def state_value(out, legal_mask_ptr, sample, t, has_mask, lanes, SPEC: tl.constexpr):
-    """Value of each row, (rows), from the critic's outputs (rows, out_pad)."""
+    """Compute the value of each row, (rows), from the critic's outputs (rows, out_pad)."""
     return select_column(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows)
 
 
@@ -113,7 +118,9 @@ def state_value(out, legal_mask_ptr, sample, t, has_mask, lanes, SPEC: tl.conste
 def act(
     inputs, acting, params_ptr, t, first, last, lanes, SPEC: tl.constexpr, SAMPLE: tl.constexpr, BLOCK_M: tl.constexpr
 ):
-    """Act at step t: forward pass, then SAMPLE. Grid: (cdiv(last - first, BLOCK_M), towers)."""
+    """Act at step t on lanes `first` to `last` - 1: forward pass, then SAMPLE (as `sample_and_store`). Grid: (cdiv(last
+    - first, BLOCK_M), towers).
+    """
     tower = tl.program_id(1)
     lane = first + tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = lane < last
@@ -134,7 +141,8 @@ def bootstrap_values(
     VALUE: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Values of the observations after the last step, and of true final observations from step `first` on.
+    """Write values of the observations after the last step, and of the true final observations of truncated lanes from
+    step `first` on.
 
     Grid: (cdiv(N, BLOCK_M), T + 1 - first). Program 1 counts steps. At steps before T, tiles without a truncated lane
     compute nothing.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class Inputs(NamedTuple):
-    """A network's inputs in a rollout."""
+    """Inputs of a network over a rollout: observations, normalizer, legal actions."""
 
     observation: Any  # (T + 1, O, N) float32 or uint8
     normalizer: Any  # table, see `operant.kernels.observations`
@@ -30,7 +30,7 @@ class Acting(NamedTuple):
 
 
 class Bootstrap(NamedTuple):
-    """Observations after the last step and at truncations, and their values."""
+    """Observations after the last step and at truncations, and the buffers of their values."""
 
     observation: Any  # (T + 1, O, N)
     final_observation: Any  # (T, O, N) true final observation of truncated lanes
@@ -41,8 +41,8 @@ class Bootstrap(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Blocks of neighbouring lanes of one step, ordered by shard. A shard is divided into chunks of `chunk_blocks`; its
-    last chunks may be shorter.
+    """Order of blocks (neighbouring lanes of one step), by shard, and the part that is one minibatch. A shard is
+    divided into chunks of `chunk_blocks`; its last chunks may be shorter.
     """
 
     order: Any  # (E, M) int32 block indices
@@ -54,7 +54,7 @@ class Minibatch(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Buffers of one layer of the per-layer engine."""
+    """Buffers of one layer of the per-layer engine in the forward pass."""
 
     source: Any  # (towers, capacity, inputs) the layer's inputs; layer 0: (capacity, inputs), shared by the towers
     weights: Any  # (towers, outputs, inputs) packed

@@ -4,7 +4,8 @@ A program takes one tower and one chunk of the minibatch, and writes one row of 
 in registers over the chunk's tiles. A row depends on its chunk alone, so it has the same bits on every device. Loads
 run ahead: a tile's samples are loaded during the previous tile, and its block indices during the one before.
 
-Knows no algorithm and no optimizer: the loss is a `operant.kernels.loss.Loss`.
+Knows no algorithm and no optimizer: the loss is an `operant.kernels.loss.Loss`. `SPEC` is an
+`operant.kernels.spec.Spec`; `network`, `hidden` and `saved` are as in `operant.kernels.network`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TERM_COLUMNS = tl.constexpr(32)
 
 @triton.jit
 def _load_blocks(order_ptr, tile, count, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr):
-    """Block index (rows) of each sample of a tile.
+    """Load the block index (rows) of each sample of a tile.
 
     `order_ptr` points to the chunk's first block index, `count` is the number of samples in the chunk. A block is BLOCK
     neighbouring lanes of one step.
@@ -49,7 +50,8 @@ def _load_samples(
     BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Load a tile's raw observations (rows, columns_pad), loss targets, and legal-action mask (rows, out_pad).
+    """Load a tile's raw observations (rows, columns_pad), loss targets, and legal-action mask (rows, out_pad). Without
+    SPEC.legal the mask is a placeholder.
 
     Without SPEC.legal the mask is a placeholder.
     """
@@ -86,7 +88,7 @@ def _load_samples(
 
 @triton.jit
 def _zero_gradients(SPEC: tl.constexpr):
-    """Accumulators (`sums`) at zero."""
+    """Make accumulators (`sums`) of all parameters' gradients, at zero."""
     sums = (zeros(SPEC.hidden_pad[0], SPEC.columns_pad),)
     for k in tl.static_range(len(SPEC.weights)):
         sums = sums + (zeros(SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k]), zeros(SPEC.hidden_pad[k + 1], 16))
@@ -132,7 +134,9 @@ def _add_gradients(sums, grad_out, x, ones, network, hidden, saved, SPEC: tl.con
 
 @triton.jit
 def _add_norm(sums, grad_gain, grad_norm_bias, ones, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    """Add a tile's gradients of one layer's gain and bias; an empty tuple without layer normalization."""
+    """Add a tile's gradients of one layer's gain and bias to `sums`; returns an empty tuple without layer
+    normalization.
+    """
     if SPEC.layer_norm:
         GAIN: tl.constexpr = 2 + 2 * len(SPEC.weights) + 2 * LAYER
         gain = add_product(tl.trans(operand(grad_gain, SPEC)), ones, sums[GAIN], SPEC)
@@ -146,7 +150,7 @@ def _add_norm(sums, grad_gain, grad_norm_bias, ones, SPEC: tl.constexpr, LAYER: 
 
 @triton.jit
 def store_first(grad_ptr, tile, tower, column, SPEC: tl.constexpr):
-    """Store columns (columns) of the first layer's gradient, (H_0, columns); column K is the bias."""
+    """Store a tile, columns `column` of the first layer's gradient, (H_0, columns); column K is the bias."""
     WIDTH: tl.constexpr = SPEC.hidden[0]
     row, column = tl.arange(0, SPEC.hidden_pad[0])[:, None], column[None, :]
     # Two stores, as `load_first` has two loads.
@@ -164,7 +168,9 @@ def store_first(grad_ptr, tile, tower, column, SPEC: tl.constexpr):
 
 @triton.jit
 def store_last(grad_ptr, tile, tile_bias, tower, SPEC: tl.constexpr):
-    """Store the head's gradient, transposed (H_L-1, out_pad), and its bias's (out_pad): this tower's columns."""
+    """Store the columns that this tower computes of the head's gradient, transposed (H_L-1, out_pad), and of its bias's
+    (out_pad).
+    """
     WIDTH: tl.constexpr = SPEC.hidden[-1]
     unit, column = tl.arange(0, SPEC.hidden_pad[-1])[:, None], tl.arange(0, SPEC.out_pad)
     mask = column_mask(column, tower, SPEC)
@@ -222,7 +228,7 @@ def backward(
     BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Partial sums of a minibatch's gradient and loss terms, one row per chunk. Grid: (chunks, towers).
+    """Compute partial sums of a minibatch's gradient and loss terms, one row per chunk. Grid: (chunks, towers).
 
     | parameter   | shape           | meaning                                                            |
     |-------------|-----------------|--------------------------------------------------------------------|

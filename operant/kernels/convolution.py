@@ -30,7 +30,7 @@ BLOCK = tl.constexpr(32)
 
 @triton.jit
 def _relu_norm_backward(grad_h, y, x_hat, inv_std, gain, WIDTH: tl.constexpr):
-    """Backward pass of h = relu(y), y = gain x_hat + bias: gradients in the normalized layer's input z and in y."""
+    """Backward pass of h = relu(y), y = gain x_hat + bias: gradients by the normalized layer's input z and by y."""
     grad_y = tl.where(y > 0.0, grad_h, 0.0)
     return layer_norm_backward(grad_y, x_hat, inv_std, gain[None, :], WIDTH, False), grad_y
 
@@ -43,7 +43,9 @@ def _load_vector(params_ptr, offset, WIDTH: tl.constexpr):
 
 @triton.jit
 def _load_filters(params_ptr, SPEC: tl.constexpr):
-    """Filters (taps_pad, filters) as an operand, scaled by 1 / 255 for bytes; their biases, gains and norm biases."""
+    """Load filters (taps_pad, filters) as an operand, scaled by 1 / 255 for bytes; their biases, gains and
+    norm biases.
+    """
     tap, channel = tl.arange(0, SPEC.taps_pad)[:, None], tl.arange(0, SPEC.filters)[None, :]
     weight = tl.load(params_ptr + SPEC.filter_weight + channel * SPEC.taps + tap, mask=tap < SPEC.taps, other=0.0)
     return (
@@ -77,7 +79,7 @@ def _load_patches(observation_ptr, start, first_cell, cell, lanes, SPEC: tl.cons
 
 @triton.jit
 def _convolve(patches, filters, SPEC: tl.constexpr):
-    """Convolution and normalization of patches (rows, taps_pad): y (rows, filters), x_hat, and 1 / std (rows)."""
+    """Convolve and normalize patches (rows, taps_pad): y (rows, filters), x_hat, and 1 / std (rows)."""
     weight, bias, gain, norm_bias = filters
     z = product(patches, weight, SPEC) + bias[None, :]
     x_hat, inv_std = standardize(z, None, SPEC.norm_epsilon, SPEC.filters, False)
@@ -102,7 +104,7 @@ def _by_position(rows, POSITIONS: tl.constexpr, SAMPLES: tl.constexpr, SPEC: tl.
 
 @triton.jit
 def _load_weight(params_ptr, first_position, POSITIONS: tl.constexpr, SPEC: tl.constexpr):
-    """Columns of the dense weight that read some positions, (hidden, POSITIONS filters), as an operand."""
+    """Load the columns of the dense weight that read some positions, (hidden, POSITIONS filters), as an operand."""
     unit, column = tl.arange(0, SPEC.hidden)[:, None], tl.arange(0, POSITIONS * SPEC.filters)[None, :]
     weight_ptr = params_ptr + SPEC.weight + unit * SPEC.columns + first_position * SPEC.filters + column
     return rounded_operand(tl.load(weight_ptr), SPEC)
@@ -110,7 +112,7 @@ def _load_weight(params_ptr, first_position, POSITIONS: tl.constexpr, SPEC: tl.c
 
 @triton.jit
 def _dense_row(observation_ptr, params_ptr, filters, start, y, lanes, SPEC: tl.constexpr):
-    """Contribution of row y of positions to the dense layer's pre-activations, (BLOCK, hidden)."""
+    """Compute the contribution of row y of positions to the dense layer's pre-activations, (BLOCK, hidden)."""
     row = tl.arange(0, SPEC.across * BLOCK)
     patches = _load_patches(observation_ptr, start + row % BLOCK, y * SPEC.width, row // BLOCK, lanes, SPEC)
     h, _x_hat, _inv_std = _convolve(patches, filters, SPEC)
@@ -121,7 +123,7 @@ def _dense_row(observation_ptr, params_ptr, filters, start, y, lanes, SPEC: tl.c
 
 @triton.jit
 def _load_head(params_ptr, SPEC: tl.constexpr):
-    """The head's weight (out_pad, hidden) as an operand, and its bias (out_pad)."""
+    """Load the head's weight (out_pad, hidden) as an operand, and its bias (out_pad)."""
     row, unit = tl.arange(0, SPEC.out_pad), tl.arange(0, SPEC.hidden)
     mask = row < SPEC.head_rows
     weight = tl.load(
@@ -132,7 +134,7 @@ def _load_head(params_ptr, SPEC: tl.constexpr):
 
 @triton.jit
 def _q_values(z, params_ptr, head, SPEC: tl.constexpr):
-    """From the dense layer's sums z (rows, hidden), without bias, to Q (rows, out_pad).
+    """Compute Q (rows, out_pad) from the dense layer's sums z (rows, hidden), without bias.
 
     Returns Q, the dense layer's activations as an operand, y, x_hat, 1 / std (rows), and the gain (hidden).
     """
@@ -186,7 +188,7 @@ def forward_rows(
     SPEC: tl.constexpr,
     ACT: tl.constexpr,
 ):
-    """Contributions of one row of positions to the dense layer, written to `sums_ptr`. Grid: (samples / BLOCK, down).
+    """Write contributions of one row of positions to the dense layer to `sums_ptr`. Grid: (samples / BLOCK, down).
 
     Program 0 is block `first` + tile of the order; with ACT a tile of lanes at step `first`.
     """
@@ -213,7 +215,8 @@ def act_on_rows(sums_ptr, acting, params_ptr, t, lanes, SPEC: tl.constexpr, SAMP
 
 @triton.jit(do_not_specialize=["first"])
 def bootstrap_boards(buffers, params_ptr, first, steps, lanes, SPEC: tl.constexpr, VALUE: tl.constexpr):
-    """Values of the observations after the last step, and of true final observations from step `first` on.
+    """Write values of the observations after the last step, and of the true final observations of truncated lanes from
+    step `first` on.
 
     Grid: (N / BLOCK, T + 1 - first). `buffers` is a `Bootstrap`. Blocks without a truncated lane compute nothing.
     """
@@ -254,7 +257,7 @@ def backward_rows(
     LOSS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Q-values, loss and gradient in the dense pre-activations of TILE samples. Grid: (samples / TILE,).
+    """Compute Q-values, loss and gradient in the dense pre-activations of TILE samples. Grid: (samples / TILE,).
 
     Writes `grad_z_ptr`, and a row of partial sums: head, dense bias, gain and norm bias, and loss terms.
     """
@@ -311,7 +314,7 @@ def backward_positions(
     POSITIONS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Gradients of the dense weight and of the filters, of POSITIONS positions of one row over all samples.
+    """Compute gradients of the dense weight and of the filters, for POSITIONS positions of one row over all samples.
 
     Grid: (across / POSITIONS, down). Writes the dense weight's columns with their sum of squares, and a row of partial
     sums of the filters' gradients.
@@ -375,7 +378,7 @@ def reduce_small(
     RECORD: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Reduce partial sums (ROWS, width) to the gradient of all parameters but the dense weight. Grid: (width / 32,).
+    """Reduce partial sums (ROWS, width) to the gradient of all parameters except the dense weight. Grid: (width / 32,).
 
     As `operant.kernels.ops.reduce.reduce_partials`: also writes sums of squares, and passes the loss terms to RECORD.
     """

@@ -20,7 +20,7 @@ GATHER_COLUMNS = tl.constexpr(128)
 
 @triton.jit
 def reversed_bits(k, COUNT: tl.constexpr):
-    """Bit-reversed indices below COUNT, a power of two. In this order the halves of a tree's level are neighbours."""
+    """Bit-reversed indices k below COUNT, a power of two. In this order the halves of a tree's level are neighbours."""
     reverse = k * 0
     for digit in tl.static_range(COUNT.bit_length() - 1):
         reverse += ((k >> digit) & 1) << (COUNT.bit_length() - 2 - digit)

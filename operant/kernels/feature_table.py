@@ -9,14 +9,14 @@ from operant.nn import Policy
 
 
 class FeatureTable:
-    """A policy's normalizer and categories as one tensor at a fixed address, updated by `refresh`.
+    """Normalizer and categories of a policy as one tensor at a fixed address, updated by `refresh`.
 
     `table` is (2, O) with mean and inv_std, or (4, K) with feature, category (-1: numeric), mean and inv_std of each
     column if the observation has numeric and categorical features.
     """
 
     def __init__(self, policy: Policy, unread: Tensor) -> None:
-        """`unread` is the table if kernels read none: any tensor."""
+        """`unread` is any tensor, used as the table if the policy's kernels read none."""
         device, self._normalizer = policy.device, policy.normalizer
         self.table = (
             torch.zeros(2, self._normalizer.mean.shape[0], device=device) if self._normalizer is not None else unread

@@ -36,7 +36,7 @@ def _load_standardized(z_ptr, offset, unit, SPEC: tl.constexpr, LAYER: tl.conste
 
 @triton.jit
 def _load_gain_and_bias(params_ptr, unit, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    """Gain and bias of a tower's layer, (units) each."""
+    """Load gain and bias of a tower's layer, (units) each."""
     offset, mask = tower * SPEC.hidden[LAYER] + unit, unit < SPEC.hidden[LAYER]
     gain = tl.load(params_ptr + SPEC.norm_gains[LAYER] + offset, mask=mask, other=0.0)
     return gain, tl.load(params_ptr + SPEC.norm_biases[LAYER] + offset, mask=mask, other=0.0)
@@ -57,7 +57,7 @@ def normalize_layer(
     TRUNCATED_ONLY: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Activations h = f(gain x_hat + bias) of one layer. Grid: (tiles of rows, towers - first_tower)."""
+    """Compute activations h = f(gain x_hat + bias) of one layer. Grid: (tiles of rows, towers - first_tower)."""
     OUT: tl.constexpr = SPEC.widths[LAYER]
     tower = first_tower + tl.program_id(1)
     row, unit = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, OUT)
@@ -80,7 +80,7 @@ def normalize_layer_backward(
     LAYER: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Gradient in z from that in h, in place. Grid: (tiles, towers).
+    """Overwrite the gradient in h by that in z. Grid: (tiles, towers).
 
     The gradients of gain, bias and the product's bias are summed over the tile's rows into `tile_sums_ptr`.
     """

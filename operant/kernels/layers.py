@@ -11,7 +11,8 @@ Layers are numbered from 0; layer L is the head (distribution and value). `SPEC.
 over each tile of rows: gradients of the biases of layers 1 ... L and of log_std, and the loss terms. Layer L's tiles
 may have fewer rows than the other layers'.
 
-Knows no algorithm and no optimizer: the loss is a `operant.kernels.loss.Loss`.
+Knows no algorithm and no optimizer: the loss is an `operant.kernels.loss.Loss`. `SPEC` is an
+`operant.kernels.spec.Spec`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def forward_layer(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Activations h = f(W x + b) of one layer. Grid: (tiles, row-major; towers - first_tower).
+    """Compute activations h = f(W x + b) of one layer. Grid: (tiles, row-major; towers - first_tower).
 
     | parameter       | shape   | meaning                                                                     |
     |-----------------|---------|-----------------------------------------------------------------------------|
@@ -102,7 +103,7 @@ def _outputs(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Outputs of the head (layer L) for rows of `h_ptr` (towers, capacity, H): (rows, out_pad)."""
+    """Compute outputs of the head (layer L) for rows of `h_ptr` (towers, capacity, H): (rows, out_pad)."""
     IN: tl.constexpr = SPEC.inputs[-1]
     column = tl.arange(0, SPEC.out_pad)
     w_ptr = packed_ptr + SPEC.packed[2 * len(SPEC.hidden) - 2] + tower * SPEC.out_pad * IN
@@ -141,7 +142,9 @@ def act_head(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Act at step t: the head's outputs, then SAMPLE (as `operant.kernels.act.sample_and_store`)."""
+    """Act at step t: the head's outputs, then SAMPLE (as `operant.kernels.act.sample_and_store`). Grid: (tiles,
+    towers).
+    """
     tower = tl.program_id(1)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     out = _outputs(h_ptr, packed_ptr, params_ptr, row, tower, capacity, SPEC, BLOCK_M, BLOCK_K)
@@ -166,7 +169,8 @@ def value_head(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Values of samples by VALUE, a function as `operant.kernels.act.state_value`.
+    """Compute values of samples by VALUE, a function as `operant.kernels.act.state_value`. With TRUNCATED_ONLY only
+    tiles with a truncated lane are computed.
 
     With TRUNCATED_ONLY only samples of truncated lanes are computed.
     """
@@ -205,7 +209,8 @@ def backward_head(
     BLOCK_K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Loss of a tile of rows, its gradient in the outputs, and that in layer L - 1's pre-activations.
+    """Compute the loss of a tile of rows, its gradient in the outputs, and that in layer L - 1's pre-activations. Grid:
+    (tiles, towers).
 
     Grid: (tiles, towers).
 
@@ -289,7 +294,8 @@ def backward_layer(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Gradient in layer LAYER - 1's pre-activations from that in layer LAYER's. Grid: (tiles, row-major; towers).
+    """Compute the gradient in layer LAYER - 1's pre-activations from that in layer LAYER's. Grid: (tiles, row-major;
+    towers).
 
     | parameter      | shape                        | meaning                                                       |
     |----------------|------------------------------|---------------------------------------------------------------|
@@ -340,7 +346,7 @@ def weight_gradient(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Weight gradient dW = g^T x of one layer for each chunk. Grid: (tiles of W, row-major; slots; towers).
+    """Compute the weight gradient dW = g^T x of one layer for each chunk. Grid: (tiles of W, row-major; slots; towers).
 
     | parameter    | shape                        | meaning                                                         |
     |--------------|------------------------------|-----------------------------------------------------------------|
@@ -388,7 +394,7 @@ def weight_gradient(
 
 @triton.jit
 def _sum_tiles(tile_sums_ptr, tiles, WIDTH: tl.constexpr, STRIDE: tl.constexpr):
-    """Sum over tiles of `tile_sums_ptr` (tiles, WIDTH), 16 tiles at a time: (WIDTH). STRIDE: distance between tiles."""
+    """Sum `tile_sums_ptr` (tiles, WIDTH) over tiles, 16 at a time: (WIDTH). STRIDE: distance between tiles."""
     column = tl.arange(0, WIDTH)
     total = zeros(16, WIDTH)
     for first in range(0, tiles, 16):
@@ -403,7 +409,7 @@ def _sum_tiles(tile_sums_ptr, tiles, WIDTH: tl.constexpr, STRIDE: tl.constexpr):
 def _store_chunk_sum(
     target_ptr, tile_sums_ptr, chunk, tiles, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr, STRIDE: tl.constexpr
 ):
-    """Store the sum (WIDTH) over the `tiles` tiles of a chunk."""
+    """Store the sum (WIDTH) over the `tiles` tiles of chunk number `chunk`."""
     unit = tl.arange(0, WIDTH_PAD)
     mask = unit < WIDTH
     target_ptr += unit

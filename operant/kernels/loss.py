@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Loss:
-    """Three Triton device functions, compiled into the backward kernels.
+    """Loss of an algorithm as three Triton device functions, compiled into the backward kernels.
 
     - `load_scalars(samples)`: tuple of scalars, loaded once per program.
     - `load_targets(samples, sample, t, in_bounds, tower, lanes, SPEC)`: tuple of the loss's targets, (rows) or (rows,

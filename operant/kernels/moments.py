@@ -15,7 +15,7 @@ PARTS, TILE = 512, 4096
 
 @triton.jit
 def _tile_moments(x, in_bounds, count):
-    """Mean and sum of squared deviations of a tile (rows) with `count` rows in bounds."""
+    """Compute mean and sum of squared deviations of a tile (rows) with `count` rows in bounds."""
     mean = tl.sum(tl.where(in_bounds, x, 0.0), axis=0) / tl.maximum(count, 1.0)
     deviation = tl.where(in_bounds, x - mean, 0.0)
     return mean, tl.sum(deviation * deviation, axis=0)
@@ -23,7 +23,7 @@ def _tile_moments(x, in_bounds, count):
 
 @triton.jit
 def _merged(n_a, mean_a, squares_a, n_b, mean_b, squares_b):
-    """Mean and sum of squared deviations of two merged batches (Chan, Golub & LeVeque 1983, equation 1.5)."""
+    """Merge mean and sum of squared deviations of two batches (Chan, Golub & LeVeque 1983, equation 1.5)."""
     total = tl.maximum(n_a + n_b, 1.0)
     delta = mean_b - mean_a
     return mean_a + delta * (n_b / total), squares_a + squares_b + delta * delta * (n_a * (n_b / total))
@@ -31,7 +31,7 @@ def _merged(n_a, mean_a, squares_a, n_b, mean_b, squares_b):
 
 @triton.jit(do_not_specialize=["steps", "lanes"])
 def part_moments(advantages_ptr, returns_ptr, parts_ptr, steps, lanes, TILE: tl.constexpr):
-    """Moments of advantages and returns of a shard over every P-th tile. Grid: (P parts of a shard, shards).
+    """Compute moments of advantages and returns of a shard over every P-th tile. Grid: (P parts of a shard, shards).
 
     | parameter      | shape      | meaning                                                                     |
     |----------------|------------|-----------------------------------------------------------------------------|
@@ -63,14 +63,14 @@ def part_moments(advantages_ptr, returns_ptr, parts_ptr, steps, lanes, TILE: tl.
 
 @triton.jit
 def _all_moments(n, mean, squares, total):
-    """Mean and variance over all parts from their counts, means and sums of squared deviations (PARTS)."""
+    """Compute mean and variance over all parts from their counts, means and sums of squared deviations (PARTS)."""
     overall = tl.sum(n * mean, axis=0) / total
     return overall, (tl.sum(squares, axis=0) + tl.sum(n * (mean - overall) * (mean - overall), axis=0)) / (total - 1.0)
 
 
 @triton.jit
 def rollout_moments(parts_ptr, programs, PARTS: tl.constexpr):
-    """Mean and variance of the advantages, and the explained variance, from the first `programs` parts.
+    """Compute mean and variance of the advantages, and the explained variance, from the first `programs` parts.
 
     Returns minus values are advantages: explained variance = 1 - Var[advantage] / Var[return].
     """
@@ -93,7 +93,7 @@ def rollout_moments(parts_ptr, programs, PARTS: tl.constexpr):
 
 @triton.jit
 def not_finite(params_ptr, size, TILE: tl.constexpr):
-    """Number of NaN or infinite values in `params_ptr` (size), counted by one program."""
+    """Count the NaN or infinite values in `params_ptr` (size), by one program."""
     count = tl.zeros((TILE,), tl.float32)
     for start in range(0, size, TILE):
         offset = start + tl.arange(0, TILE)

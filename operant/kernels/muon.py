@@ -38,7 +38,7 @@ ITERATIONS = 5
 
 
 class Matrices:
-    """The matrices in a flat vector of parameters, and their Muon step."""
+    """Weight matrices in a flat vector of parameters, the buffers of their Muon step, and its launches."""
 
     def __init__(
         self, matrices: Sequence[tuple[int, tuple[int, int, int]]], device: torch.device, *, half: bool
@@ -220,7 +220,7 @@ def muon_step(
 
 @triton.jit
 def _matrix_offsets(matrices_ptr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Offsets of the program's matrix in the flat vectors, and their mask, (BLOCK_M, BLOCK_N)."""
+    """Compute offsets of the program's matrix in the flat vectors, and their mask, (BLOCK_M, BLOCK_N)."""
     row, column = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_N)[None, :]
     entry_ptr = matrices_ptr + 3 * tl.program_id(0)
     start, m, n = (
@@ -252,7 +252,8 @@ def _cast(x, BF16: tl.constexpr):
 
 @triton.jit
 def update_momentum(grad_ptr, momentum_ptr, table_ptr, scale_ptr, skip_ptr, sums_ptr):
-    """Momentum m <- 0.95 m + g, and u = g + 0.95 m in place of the gradient, with the sum of u's squares per tile.
+    """Update momentum m <- 0.95 m + g, and overwrite the gradient by u = g + 0.95 m, with the sum of u's squares per
+    tile.
 
     g is the gradient times `scale_ptr`. Grid: (tiles, matrices).
     """
@@ -270,7 +271,7 @@ def update_momentum(grad_ptr, momentum_ptr, table_ptr, scale_ptr, skip_ptr, sums
 
 @triton.jit
 def _tile_offsets(entry_ptr):
-    """Offsets of a tile of X: in the flat vectors with mask, and in the scratch buffer with mask, (TILE) each.
+    """Compute offsets of a tile of X: in the flat vectors with mask, and in the scratch buffer with mask, (TILE) each.
 
     X is the matrix, transposed if it has more rows than columns.
     """
@@ -284,7 +285,7 @@ def _tile_offsets(entry_ptr):
 
 @triton.jit
 def to_unit_norm(grad_ptr, table_ptr, sums_ptr, x_ptr, PROGRAMS: tl.constexpr, BLOCKS: tl.constexpr):
-    """First iterate X = u / |u|, (short, long), from u in place of the gradient, which is set to zero."""
+    """Write the first iterate X = u / |u|, (short, long), from u in the gradient's buffer, which is set to zero."""
     block = tl.arange(0, BLOCKS)
     norm = tl.sqrt(
         tl.sum(tl.load(sums_ptr + tl.program_id(1) * PROGRAMS + block, mask=block < PROGRAMS, other=0.0), axis=0)
@@ -310,7 +311,7 @@ def product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Tile of out = alpha A B + beta added, (short, short) if SQUARED, otherwise (short, long).
+    """Compute a tile of out = alpha A B + beta added, (short, short) if SQUARED, otherwise (short, long).
 
     With DEEP the result is A A^T of A = X (short, long), and alpha, beta and added are unused. Otherwise A is (short,
     short), and B and added have the shape of the result.
@@ -346,7 +347,7 @@ def product(
 
 @triton.jit
 def apply(params_ptr, table_ptr, x_ptr, skip_ptr, learning_rate_ptr):
-    """Step w <- w - 0.2 lr sqrt(max(m, n)) X. Grid: (tiles, matrices)."""
+    """Step parameters w <- w - 0.2 lr sqrt(max(m, n)) X. Grid: (tiles, matrices)."""
     entry_ptr = table_ptr + 7 * tl.program_id(1)
     offset, mask, x_offset, _ = _tile_offsets(entry_ptr)
     longer = tl.maximum(tl.load(entry_ptr + ROWS), tl.load(entry_ptr + COLUMNS)).to(tl.float32)

@@ -33,7 +33,7 @@ from operant.kernels.ops.linear import load_matrix, operand, product, round_to_t
 
 @triton.jit
 def load_first(params_ptr, tower, column, SPEC: tl.constexpr):
-    """Columns (columns) of the first weight, (H_0, columns). Column K is the bias."""
+    """Load columns `column` of the first weight, (H_0, columns). Column K is the bias."""
     WIDTH: tl.constexpr = SPEC.hidden[0]
     row, column = tl.arange(0, SPEC.hidden_pad[0]), column[None, :]
     # Two loads: with a select between addresses the compiler would not see contiguous ones.
@@ -45,13 +45,13 @@ def load_first(params_ptr, tower, column, SPEC: tl.constexpr):
 
 @triton.jit
 def first_weight_operand(first, SPEC: tl.constexpr):
-    """Operand of the first weight: at least tf32, in bf16 as well."""
+    """Convert the first weight to an operand: at least tf32, in bf16 as well."""
     return first if SPEC.precision == "ieee" else round_to_tf32(first)
 
 
 @triton.jit
 def column_mask(column, tower, SPEC: tl.constexpr):
-    """Columns of the head that a tower computes: the actor's logits or means, the critic's value, or both."""
+    """Mask of the head's columns that a tower computes: the actor's logits or means, the critic's value, or both."""
     if SPEC.shared:
         return column <= SPEC.head_rows
     else:
@@ -60,7 +60,7 @@ def column_mask(column, tower, SPEC: tl.constexpr):
 
 @triton.jit
 def load_last(params_ptr, tower, SPEC: tl.constexpr):
-    """The head's weight (out_pad, H_L-1); rows that this tower does not compute are zero."""
+    """Load the head's weight (out_pad, H_L-1); rows that this tower does not compute are zero."""
     WIDTH: tl.constexpr = SPEC.hidden[-1]
     row, column = tl.arange(0, SPEC.out_pad)[:, None], tl.arange(0, SPEC.hidden_pad[-1])[None, :]
     head = params_ptr + SPEC.head_weight + row * WIDTH + column
@@ -72,7 +72,7 @@ def load_last(params_ptr, tower, SPEC: tl.constexpr):
 
 @triton.jit
 def out_bias(params_ptr, tower, SPEC: tl.constexpr):
-    """The head's bias (out_pad)."""
+    """Load the head's bias (out_pad)."""
     column = tl.arange(0, SPEC.out_pad)
     bias_ptr = tl.where(
         column < SPEC.head_rows, params_ptr + SPEC.head_bias + column, params_ptr + SPEC.value_bias + 0 * column
@@ -82,7 +82,7 @@ def out_bias(params_ptr, tower, SPEC: tl.constexpr):
 
 @triton.jit
 def load_log_std(params_ptr, column, SPEC: tl.constexpr):
-    """Log standard deviations of a Gaussian, (columns); zero in other columns and for a Categorical."""
+    """Load log standard deviations of a Gaussian, (columns); zero in other columns and for a Categorical."""
     return tl.load(
         params_ptr + SPEC.log_std + column, mask=column < (SPEC.head_rows if SPEC.log_std >= 0 else 0), other=0.0
     )
@@ -90,7 +90,7 @@ def load_log_std(params_ptr, column, SPEC: tl.constexpr):
 
 @triton.jit
 def load_norms(params_ptr, tower, SPEC: tl.constexpr):
-    """Gains and biases of layer normalization: two tuples of (H_k), empty without it."""
+    """Load gains and biases of layer normalization: two tuples of (H_k), empty without it."""
     gains = ()
     norm_biases = ()
     if SPEC.layer_norm:
@@ -127,7 +127,8 @@ def load_network(params_ptr, tower, SPEC: tl.constexpr, FIRST: tl.constexpr = Tr
 
 @triton.jit
 def hidden_forward(z, network, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    """Normalize and activate pre-activations z (rows, H): activations h as operands, and what backward needs.
+    """Normalize and activate pre-activations z (rows, H): activations h as operands, and the tensors saved for the
+    backward pass.
 
     The latter is `saved_activation(z, h)`; with layer normalization it is x_hat as an operand and 1 / std (rows).
     """
@@ -175,7 +176,7 @@ def forward(x, network, SPEC: tl.constexpr):
 
 @triton.jit
 def forward_hidden(z, network, SPEC: tl.constexpr):
-    """`forward` from the first layer's pre-activations z (rows, H_0) on."""
+    """Forward pass as `forward`, from the first layer's pre-activations z (rows, H_0) on."""
     _first, weights, biases, last, last_bias, _gains, _norm_biases = network
     h, saved_layer = hidden_forward(z, network, SPEC, 0)
     hidden = (h,)

@@ -1,7 +1,8 @@
 """Observations as the first layer reads them, in Triton: one-hot encoding, normalization, and the bias column.
 
 Shapes: T steps, N lanes, O features of an observation, K = `SPEC.columns` columns after one-hot encoding, padded to
-`SPEC.columns_pad`. Column K is constant 1 and multiplies the bias, which is column K of the first weight.
+`SPEC.columns_pad`. Column K is constant 1 and multiplies the bias, which is column K of the first weight. `SPEC` is an
+`operant.kernels.spec.Spec`.
 
 Normalizer tables (see `operant.kernels.feature_table.FeatureTable`):
 
@@ -21,7 +22,7 @@ from operant.kernels.ops.linear import round_to_tf32
 
 @triton.jit
 def feature_of(column, normalizer_ptr, SPEC: tl.constexpr):
-    """Feature index of each column (columns); columns from K on get an index >= O, which loads mask."""
+    """Feature index of each column (columns); columns from K on get an index >= O, which loads must mask."""
     if SPEC.partial_one_hot:
         return tl.load(normalizer_ptr + column, mask=column < SPEC.columns, other=SPEC.observation).to(tl.int32)
     else:
@@ -88,5 +89,5 @@ def load_normalized(observation_ptr, normalizer_ptr, lane, in_bounds, t, lanes, 
 
 @triton.jit
 def load_features(observation_ptr, normalizer_ptr, lane, in_bounds, t, lanes, SPEC: tl.constexpr):
-    """`load_normalized`, rounded as the first product's operand."""
+    """Load the first layer's input as `load_normalized`, rounded as the first product's operand."""
     return first_operand(load_normalized(observation_ptr, normalizer_ptr, lane, in_bounds, t, lanes, SPEC), SPEC)

@@ -4,7 +4,8 @@ The kernels of `layers` read buffers without masks. Weights are therefore packed
 and the first layer's inputs `x` (capacity, inputs[0]) are gathered from the field-major rollout. Bytes stay bytes in
 `x`; `load_bytes` converts them inside the first product.
 
-Knows no activation and no loss.
+Knows no activation and no loss. `SPEC` is an `operant.kernels.spec.Spec`; `inputs` and `minibatch` are structs of
+`operant.kernels.arguments`; `lanes` is N.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def load_bytes(x_ptr, row, column, normalizer_ptr, SPEC: tl.constexpr):
 def add_bytes_product(
     x_ptr, normalizer_ptr, w_ptr, row, column, total, SPEC: tl.constexpr, IN: tl.constexpr, BLOCK_K: tl.constexpr
 ):
-    """`add_tile_product` of gathered bytes `x_ptr` (capacity, IN) and weights `w_ptr` (outputs, IN)."""
+    """Accumulate an output tile as `add_tile_product`, of gathered bytes `x_ptr` (capacity, IN) and weights `w_ptr`
+    (outputs, IN).
+    """
     k = tl.arange(0, BLOCK_K)
     b = w_ptr + column[None, :] * IN + k[:, None]
     for start in range(0, IN, BLOCK_K):
@@ -47,7 +50,7 @@ def add_bytes_product(
 
 @triton.jit
 def weight_offset(row, column, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    """Offsets of a layer's weight elements (outputs, inputs) in the flat vector, and a mask without padding.
+    """Compute offsets of a layer's weight elements (outputs, inputs) in the flat vector, and a mask without padding.
 
     Layer 0 has its bias as the column after the inputs. Layer L is the head: rows of the distribution, then the value.
     """
@@ -68,7 +71,7 @@ def weight_offset(row, column, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def _pack_layer(params_ptr, first_ptr, packed_ptr, row, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    """Pack rows (16, 1) of one layer's weight, 64 columns at a time."""
+    """Pack rows `row` (16, 1) of one layer's weight, 64 columns at a time."""
     OUT: tl.constexpr = SPEC.widths[LAYER]
     IN: tl.constexpr = SPEC.inputs[LAYER]
     STEP: tl.constexpr = IN if IN < 64 else 64
@@ -112,7 +115,7 @@ def pack(params_ptr, first_ptr, packed_ptr, SPEC: tl.constexpr):
 
 @triton.jit
 def chunk_begin(minibatch, chunk):
-    """Offset of a chunk's first block in `minibatch.order`, and its number of blocks.
+    """Compute the offset of a chunk's first block in `minibatch.order`, and its number of blocks.
 
     A chunk lies inside one shard. The last chunks of a shard may be short or empty.
     """
@@ -124,7 +127,7 @@ def chunk_begin(minibatch, chunk):
 
 @triton.jit
 def needed(truncated_ptr, offset, in_bounds, TRUNCATED_ONLY: tl.constexpr):
-    """Whether to compute a tile: always, or with TRUNCATED_ONLY if one of its lanes was truncated."""
+    """Whether to compute a tile: always, or with TRUNCATED_ONLY only if one of its lanes was truncated."""
     if TRUNCATED_ONLY:
         return tl.sum(tl.load(truncated_ptr + offset, mask=in_bounds, other=0).to(tl.int32), axis=0) > 0
     else:
@@ -183,7 +186,7 @@ def gather(
     BLOCK: tl.constexpr,
     TRUNCATED_ONLY: tl.constexpr,
 ):
-    """Gather `count` consecutive samples, whole blocks from block `first` of the rollout on."""
+    """Gather `count` consecutive samples into rows of `x_ptr`, whole blocks from block `first` of the rollout on."""
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     # A mask of blocks instead of rows: all rows of a block are loaded or none, so the compiler vectorizes the loads.
     in_bounds = row // BLOCK < count // BLOCK

@@ -14,7 +14,7 @@ from operant.kernels.ops.categorical import ILLEGAL, load_legal_mask
 
 
 class QActing(NamedTuple):
-    """Noise and epsilon for acting, and the buffers of the results."""
+    """Noise and epsilon for epsilon-greedy acting, and the buffers of the results."""
 
     noise: Any  # (T, 2, N) uniform in [0, 1)
     epsilon: Any  # (N), or (1) for all lanes
@@ -25,13 +25,13 @@ class QActing(NamedTuple):
 
 @triton.jit
 def all_legal(BLOCK_M: tl.constexpr, WIDTH: tl.constexpr):
-    """Legal-action mask (BLOCK_M, WIDTH) of ones."""
+    """Make a legal-action mask (BLOCK_M, WIDTH) of ones."""
     return tl.full((BLOCK_M, WIDTH), 1, tl.uint8)
 
 
 @triton.jit
 def best(q, legal_mask, ACTIONS: tl.constexpr):
-    """Greedy legal action (rows), and masked Q-values (rows, out_pad).
+    """Select the greedy legal action (rows), and mask Q-values (rows, out_pad).
 
     Masked Q-values are `ILLEGAL` for illegal actions and -infinity in columns that are not actions.
     """
@@ -84,7 +84,7 @@ def act_epsilon_greedily(out, lane, in_bounds, legal_mask_ptr, acting, params_pt
 
 @triton.jit
 def largest_value(out, legal_mask_ptr, sample, t, has_mask, lanes, SPEC: tl.constexpr):
-    """Max Q (rows) of Q-values `out` (rows, out_pad), over legal actions in the rows that have a mask.
+    """Compute max Q (rows) of Q-values `out` (rows, out_pad), over legal actions in the rows that have a mask.
 
     Has the signature of `operant.kernels.act.state_value`.
     """

@@ -30,7 +30,7 @@ MAX_COLUMNS = tl.constexpr(64)
 
 @triton.jit
 def load_features(rows_ptr, stride, column, normalizer_ptr, in_bounds, SPEC: tl.constexpr):
-    """Columns (columns) of the first layer's input, (rows, columns), as a product's operand."""
+    """Load columns `column` of the first layer's input, (rows, columns), as a product's operand."""
     feature = feature_of(column, normalizer_ptr, SPEC)
     x = tl.load(
         rows_ptr[:, None] + feature[None, :] * stride,
@@ -62,7 +62,9 @@ def forward_rows(rows_ptr, stride, params_ptr, normalizer_ptr, in_bounds, SPEC: 
 def store_gradient(
     grad_ptr, grad_out, rows_ptr, stride, normalizer_ptr, in_bounds, network, hidden, saved, SPEC: tl.constexpr
 ):
-    """Backward pass of a tile: from grad_out (rows, out_pad) to the gradient of all parameters, stored at grad_ptr."""
+    """Backward pass of a tile: from grad_out (rows, out_pad) to the gradient of all parameters, stored at
+    `grad_ptr`.
+    """
     WIDTH: tl.constexpr = MAX_COLUMNS if SPEC.columns_pad > MAX_COLUMNS else SPEC.columns_pad
     _first, weights, _biases, last, _last_bias, _gains, _norm_biases = network
     g = operand(grad_out, SPEC)
@@ -90,7 +92,7 @@ def store_gradient(
 
 @triton.jit
 def _store_column_sum(grad_ptr, tile, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr):
-    """Store the sum over rows of a tile (rows, WIDTH_PAD): its first WIDTH columns."""
+    """Store the sum over rows of a tile (rows, WIDTH_PAD), its first WIDTH columns."""
     unit = tl.arange(0, WIDTH_PAD)
     tl.store(grad_ptr + unit, tl.sum(tile, axis=0), mask=unit < WIDTH)
 

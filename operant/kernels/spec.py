@@ -26,7 +26,9 @@ RESIDENT_COLUMNS, RESIDENT_WIDTH, RESIDENT_OUTPUTS = 128, 128, 64
 
 
 class TileSums(NamedTuple):
-    """Offsets in a row of tile sums of the per-layer engine: each is a sum over the tile's rows."""
+    """Offsets of the sections in a row of tile sums of the per-layer engine; each section is a sum over the tile's
+    rows.
+    """
 
     biases: tuple[int, ...]  # gradients of the biases, from the second layer on
     norm_gains: tuple[int, ...]  # gradients of layer normalization's gains, per hidden layer; empty without it
@@ -39,7 +41,7 @@ class TileSums(NamedTuple):
 
 @dataclass(frozen=True)
 class Spec:
-    """Sizes of one network and distribution, and the offsets of their parameters in the flat vector.
+    """Compile-time sizes of one network and its distribution, and the offsets of their parameters in the flat vector.
 
     Fields with `_pad` are sizes of zero-padded tiles: powers of two from 16 on, or multiples of 64.
     """
@@ -100,12 +102,12 @@ def deep_padded(width: int) -> int:
 
 
 def is_convolutional(policy: Policy) -> bool:
-    """Whether the policy's network is a built-in convolutional one without a memory."""
+    """Whether the policy's network is a built-in convolutional one without a recurrent cell."""
     return isinstance(policy.net, cnn.Convolutional)
 
 
 def unsupported_reason(policy: Policy, samples: int, net: Any = None) -> str | None:
-    """The reason why this policy cannot run in fused kernels, as a sentence, or None.
+    """Reason why this policy cannot run in fused kernels, as a sentence; None if it can.
 
     `samples`: (T + 1) N. `net`: its dense layers, if it has other layers as well.
     """
@@ -135,7 +137,7 @@ def unsupported_reason(policy: Policy, samples: int, net: Any = None) -> str | N
 
 
 def describe(policy: Policy, precision: str, net: Any = None, prefix: str = "") -> Spec:
-    """Spec of a policy without an `unsupported_reason`.
+    """Spec of a supported policy (see `unsupported_reason`).
 
     `precision`: "fp32", or on a GPU "tf32" or "bf16". `net`: its dense layers, if it has other layers as well; the
     names of their parameters begin with `prefix`.

@@ -7,5 +7,7 @@ from typing import Any
 
 
 def statistics_index(terms: tuple[str, ...]) -> Any:
-    """Return a named tuple of indices 0, 1, ... named after an algorithm's `TERMS`, as in `SPEC.stat.entropy`."""
+    """Return a named tuple of indices 0, 1, ... named after an algorithm's `TERMS`, for use as in
+    `SPEC.stat.entropy`.
+    """
     return namedtuple("Statistics", terms)(*range(len(terms)))

@@ -45,7 +45,7 @@ class _TileConfig:
 
 @dataclass(frozen=True)
 class Resident(_TileConfig):
-    """Resident engine: a program per chunk and tower holds the tower's weights."""
+    """Tile config of the resident engine: a program per chunk and tower holds the tower's weights."""
 
     name: ClassVar = "resident"
     block_m: int  # samples of a tile of the backward kernel
@@ -61,7 +61,9 @@ class Resident(_TileConfig):
 
 @dataclass(frozen=True)
 class PerLayer(_TileConfig):
-    """Per-layer engine: a launch per layer and microbatch, with tiles of block_m samples x block_n outputs."""
+    """Tile config of the per-layer engine: a launch per layer and microbatch, with tiles of block_m samples x block_n
+    outputs.
+    """
 
     name: ClassVar = "per-layer"
     block_m: int
@@ -82,7 +84,7 @@ class PerLayer(_TileConfig):
 
 
 def _check(*blocks: int, warps: tuple[int, ...], chunks: int) -> None:
-    """Raise ValueError for sizes that no kernel supports."""
+    """Raise ValueError for block sizes, warps or chunks that no kernel supports."""
     if any(size not in (16, 32, 64, 128, 256) for size in blocks) or any(
         number not in (1, 2, 4, 8, 16) for number in warps
     ):
@@ -123,8 +125,8 @@ def suits(config: TileConfig, spec: Spec) -> bool:
 
 
 def suits_resident(spec: Spec) -> bool:
-    """Whether one program can hold a tower. With tensor cores its weights are in shared memory. Checked beforehand,
-    because a failed compilation takes as long as a successful one.
+    """Whether one program can hold a tower, with tensor cores in shared memory. Checked beforehand, because a failed
+    compilation takes as long as a successful one.
     """
     item_bytes = 2 if spec.precision == "bf16" else 4
     weights = [outputs * inputs for outputs, inputs in zip(spec.widths, spec.inputs, strict=True)]
@@ -151,7 +153,7 @@ def power_of_two(number: float) -> int:
 
 @dataclass(frozen=True)
 class Workload:
-    """Workload for which tile configs are chosen."""
+    """Sizes of a minibatch and of the GPU, for which tile configs are chosen."""
 
     minibatch: int  # samples
     multiprocessors: int  # of the GPU
@@ -159,13 +161,15 @@ class Workload:
     chunks: int | None = None  # of a minibatch, if fixed
 
     def chunk_count(self, guess: float) -> int:
-        """The fixed number of chunks, or the largest power of two <= guess, at least one per shard."""
+        """Number of chunks of a minibatch: the fixed one, or the largest power of two <= guess, at least one
+        per shard.
+        """
         return self.chunks or min(max(power_of_two(guess), self.shards), CHUNK_COUNTS[-1])
 
 
 def candidates(spec: Spec, work: Workload) -> Iterator[list[TileConfig]]:
-    """Groups of tile configs, best guess first. The choice is among the first group of which any config fits the GPU;
-    later groups need less shared memory.
+    """Yield groups of tile configs, best guess first. The choice is among the first group of which any config fits the
+    GPU; later groups need less shared memory.
     """
     per_layer = list(_per_layer(spec, work))
     if suits_resident(spec):
@@ -189,7 +193,7 @@ def resident_chunks(spec: Spec, samples: int, block_m: int) -> int:
 
 
 def _resident(spec: Spec, work: Workload) -> Iterator[list[TileConfig]]:
-    """Candidates of the resident engine, as measured on an H200 (benches/LOG.md)."""
+    """Yield candidates of the resident engine in groups, as measured on an H200 (benches/LOG.md)."""
     narrow = _widest(spec) <= 64
 
     def config(block_m: int, warps: int, times: float = 1) -> Resident:
@@ -215,7 +219,7 @@ def _resident(spec: Spec, work: Workload) -> Iterator[list[TileConfig]]:
 
 
 def _per_layer(spec: Spec, work: Workload) -> Iterator[TileConfig]:
-    """Candidates of the per-layer engine, best guess first; the last fits every GPU."""
+    """Yield candidates of the per-layer engine, best guess first; the last fits every GPU."""
     item_bytes = 2 if spec.precision == "bf16" else 4
     # Per sample: activations, saved tensors and gradients of each layer, and the first layer's input twice.
     row_bytes = (

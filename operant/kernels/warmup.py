@@ -13,7 +13,7 @@ from triton.runtime import driver
 
 
 class Launcher:
-    """Base of learners: all kernels are launched by `launch`, which a warmup turns into compilation alone."""
+    """Base of learners: all kernels are launched by `launch`, which only compiles them during a warmup (`fits`)."""
 
     _asked: int | None = None  # during a warmup: largest shared memory of the kernels compiled, bytes
 
@@ -29,7 +29,7 @@ class Launcher:
         raise NotImplementedError
 
     def unsupported_reason(self, precision: str) -> str | None:
-        """The reason why the GPU cannot run the kernels, as a sentence, or None. `precision`: of their products."""
+        """Reason why the GPU cannot run the kernels, as a sentence; None if it can. `precision`: of their products."""
         try:
             return (
                 None
@@ -43,7 +43,7 @@ class Launcher:
 
     @staticmethod
     def _max_shared(device: torch.device) -> int:
-        """Shared memory that a program may use on a GPU, bytes."""
+        """Bytes of shared memory that a program may use on a GPU."""
         return int(
             driver.active.utils.get_device_properties(
                 torch.cuda.current_device() if device.index is None else device.index
@@ -51,7 +51,7 @@ class Launcher:
         )
 
     def _fits_shared(self, device: torch.device, *calls: Callable[[], None]) -> bool:
-        """Compile the kernels that `calls` launch; whether each fits into the GPU's shared memory."""
+        """Compile the kernels that `calls` launch; returns whether each fits into the GPU's shared memory."""
         with torch.cuda.device(device):
             self._asked = 0
             try:

@@ -30,9 +30,8 @@ log = logging.getLogger("operant.kernels.actor_critic")
 
 
 def build(task: ActorCriticTask) -> ActorCriticEngine | None:
-    """Return the fused kernels of a task, or None where torch does the work.
-
-    Raises ConfigError where `algo.kernels` is "fused" and they are not supported.
+    """Return the fused kernels of a task, or None if torch does the work. Raises ConfigError if `algo.kernels` is
+    "fused" and they are not supported.
     """
     kernels, precision, on_gpu = task.config.kernels, task.config.precision, task.actor.device.type == "cuda"
     if kernels == "torch" or (kernels == "auto" and not on_gpu):
@@ -57,7 +56,7 @@ def build(task: ActorCriticTask) -> ActorCriticEngine | None:
 
 
 def _engine(task: ActorCriticTask, precision: str, *, wide: bool) -> ActorCriticEngine:
-    """Create the engine for narrow or wide networks."""
+    """Create the engine for narrow (up to 256 units) or, with `wide`, for wide networks."""
     from operant.kernels.actor_critic.narrow.engine import NarrowEngine
     from operant.kernels.actor_critic.wide.c51 import C51Engine
     from operant.kernels.actor_critic.wide.engine import WideEngine
@@ -69,7 +68,7 @@ def _engine(task: ActorCriticTask, precision: str, *, wide: bool) -> ActorCritic
 
 
 def _machine_reason(task: ActorCriticTask) -> str | None:
-    """Return why this machine cannot run fused kernels, as a clause for a message, or None if it can."""
+    """Return the reason why this machine cannot run fused kernels, as a clause for a message, or None if it can."""
     device, precision = task.actor.device, task.config.precision
     if find_spec("triton") is None:
         return "Triton is not installed"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class PackedWeights(NamedTuple):
-    """Weights in the layout and type of the matrix products, tower by tower."""
+    """Copies of a network's weights in the layout and type of the matrix products, tower by tower."""
 
     single: Any  # float32: first weights, biases, a critic's head
     packed: Any  # bfloat16 or float32, by precision: later weights, an actor's head
@@ -31,14 +31,14 @@ def parameters_of(adam: dict[str, Any], vector: Any) -> Parameters:
 
 
 class SavedLayers(NamedTuple):
-    """Operands of the weights' gradients, dW = grad_z^T h: each layer's (G, B, H) after the previous layer's."""
+    """Saved operands of the weights' gradients, dW = grad_z^T h: each layer's (G, B, H) after the previous layer's."""
 
     hidden: Any  # activations
     grad_z: Any  # gradient of pre-activations: of Q (critics), of the loss (actor)
 
 
 class Scratch(NamedTuple):
-    """Intermediate results that one kernel of an update passes to the next."""
+    """Intermediate results of an update that one kernel passes to the next."""
 
     next_q: Any  # (G, B), target critics at the next observation and action
     next_log_prob: Any  # (B)
@@ -72,7 +72,7 @@ class Scalars(NamedTuple):
 
 
 class Temperature(NamedTuple):
-    """Temperature of a stochastic actor with its optimizer state; and the statistics of an iteration's updates."""
+    """Temperature of a stochastic actor with its optimizer state, and the totals of an iteration's statistics."""
 
     log_alpha: Any  # (1)
     exp_avg: Any  # (1)
@@ -85,7 +85,7 @@ class Temperature(NamedTuple):
 
 
 class ActBuffers(NamedTuple):
-    """Inputs and outputs of acting."""
+    """Inputs and outputs of acting over the T ticks of an iteration."""
 
     observation: Any  # (T + 1, O, N)
     normalizer: Any  # (2, O): mean, inv_std
@@ -102,7 +102,7 @@ class ActBuffers(NamedTuple):
 
 
 class LayerBuffers(NamedTuple):
-    """Results of a network's forward and backward pass: lists over hidden layers of (towers, rows, width)."""
+    """Results of a wide network's forward and backward pass: lists over hidden layers of (towers, rows, width)."""
 
     pre_activations: Any  # without the bias; with layer normalization x_hat = (z - mean) / std
     hidden: Any  # activations
@@ -112,7 +112,7 @@ class LayerBuffers(NamedTuple):
 
 
 class TrainedNetwork(NamedTuple):
-    """A network with its gradient and its optimizer."""
+    """A wide network with its parameters, its gradient and its optimizer's state."""
 
     net: Any  # `wide.spec.WideNet`
     parameters: Parameters

@@ -25,7 +25,9 @@ SAMPLE_WARPS = 2
 
 
 class ActorCriticEngine(Launcher):
-    """Fused kernels of one actor-critic algorithm, over its buffers. Implements `operant.algos.base.Engine`."""
+    """Base of both engines: the buffers of one actor-critic algorithm and the launches of its fused kernels. Implements
+    `operant.algos.base.Engine`.
+    """
 
     shape: NarrowSpec | WideSpec
     _batch: BatchBuffers
@@ -48,7 +50,7 @@ class ActorCriticEngine(Launcher):
         return Scratch(*(self._zeros(*size) for size in sizes))
 
     def _optimizers(self) -> tuple[OptimizerState, OptimizerState]:
-        """State of the actor's and of the critics' optimizer."""
+        """States of the actor's and of the critics' optimizer."""
         config, kind, skip = self.task.config, self.task.kind, self.task.cycle.skip
         constants = (
             (kind.target_entropy, 0.0, 0.0) if isinstance(kind, StochasticActor) else (0.0, kind.noise, kind.noise_clip)
@@ -61,7 +63,9 @@ class ActorCriticEngine(Launcher):
         return actor, critic
 
     def _temperature_buffers(self, squares: int) -> Temperature:
-        """Temperature with its optimizer, zeros where the actor is deterministic or the temperature fixed."""
+        """Temperature with its optimizer's state; zeros if the actor is deterministic or the temperature fixed.
+        `squares` is the number of partial sums of the gradient's squares.
+        """
         kind = self.task.kind
         log_alpha, adam = self._zeros(1), {name: self._zeros(1) for name in ("step", "exp_avg", "exp_avg_sq")}
         if isinstance(kind, StochasticActor):
@@ -80,7 +84,7 @@ class ActorCriticEngine(Launcher):
         )
 
     def _batch_buffers(self, inputs: Tensor, next_inputs: Tensor) -> BatchBuffers:
-        """Buffers of a batch around its inputs of first layers, (B, columns) each."""
+        """Buffers of a batch around `inputs` and `next_inputs`, the inputs of first layers, (B, columns) each."""
         B = self.shape.batch
         noise = self._zeros(len(self.cycle.replay.batch.noise), B)
         return BatchBuffers(inputs, next_inputs, self._zeros(B), self._zeros(B), noise)
@@ -133,7 +137,7 @@ class ActorCriticEngine(Launcher):
         )
 
     def _arguments(self, ticks: int, number: int) -> BatchArguments:
-        """Arguments of update `number`, with `ticks` of the iteration stored."""
+        """Arguments of update `number` of the iteration, after `ticks` of its ticks (vectorised steps) are stored."""
         replay = self.cycle.replay
         return BatchArguments(
             ticks,
@@ -148,12 +152,14 @@ class ActorCriticEngine(Launcher):
     # LAUNCHES
 
     def fits(self) -> bool:
-        """Whether the GPU has the shared memory that programs ask for. Compiles them, and launches nothing."""
+        """Whether the GPU has the shared memory that the kernels' programs ask for. Compiles them, and launches
+        nothing.
+        """
         updates = [partial(self.update, 1, number) for number in (0, self.task.config.actor_delay - 1)]
         return self._fits_shared(self._device, self.prepare, lambda: self.act(0), lambda: self.store(0), *updates)
 
     def sample(self, ticks: int, number: int) -> None:
-        """Sample the batch of update `number` of the iteration."""
+        """Sample the batch of update `number` of the iteration, after `ticks` of its ticks are stored."""
         self.launch(
             sample_kernel,
             (self.shape.batch // TILE,),
@@ -166,7 +172,7 @@ class ActorCriticEngine(Launcher):
         )
 
     def store(self, t: int) -> None:
-        """Store tick t in the replay."""
+        """Store tick t (vectorised step) of the iteration in the replay."""
         self.launch(
             store_kernel,
             (-(-self._lanes // TILE),),
@@ -178,20 +184,20 @@ class ActorCriticEngine(Launcher):
         )
 
     def prepare(self) -> None:
-        """Begin an iteration: read parameters and normalizer as they are."""
+        """Prepare an iteration: read parameters and normalizer as they are."""
         self._sampled = None
         normalizer = self.task.actor.features.normalizer
         if normalizer is not None:
             torch.cat([normalizer.mean.t(), normalizer.inv_std.t()], out=self._normalizer)
 
     def act(self, t: int) -> None:
-        """Choose the actions of tick t."""
+        """Choose the actions of tick t (vectorised step) of the iteration."""
         raise NotImplementedError
 
     def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch, of a replay with `ticks` of the iteration stored."""
+        """Learn from one batch: update `number` of the iteration, after `ticks` of its ticks are stored."""
         raise NotImplementedError
 
     def complete_update(self, ticks: int) -> int:
-        """Return 0: acting begins no update."""
+        """Return 0: no update is in progress after acting."""
         return 0

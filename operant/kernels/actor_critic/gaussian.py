@@ -2,6 +2,9 @@
 
 Tiles are sample-major, (rows, columns), with the same columns as a critic's input: observation, action, zeros. An
 actor's outputs stand in the action's columns of that tile, so nothing moves from one column to another.
+
+Common parameters: `SPEC`: `NarrowSpec` or `WideSpec`; `buffers`: `ActBuffers`; `t`: tick (vectorised step) of the
+iteration; `lane` (lanes): lanes of the tile; `lanes`: N.
 """
 
 from __future__ import annotations
@@ -18,20 +21,20 @@ LOG_STD_MAX = tl.constexpr(2.0)
 
 @triton.jit
 def is_action(SPEC: tl.constexpr):
-    """Mask of the action's columns, (1, columns)."""
+    """Mask of the action's columns in a tile, (1, columns)."""
     column = tl.arange(0, SPEC.columns)
     return ((column >= SPEC.observation) & (column < SPEC.observation + SPEC.action))[None, :]
 
 
 @triton.jit
 def clip(x, limit):
-    """X clipped to [-limit, limit]."""
+    """Clip x to [-limit, limit]."""
     return tl.where(x > limit, limit, tl.where(x < -limit, -limit, x))
 
 
 @triton.jit
 def normal(noise_ptr, row, first_row, stride, mask, SPEC: tl.constexpr):
-    """Standard normal noise (rows, columns) in the action's columns, by Box & Muller 1958.
+    """Compute standard normal noise (rows, columns) in the action's columns, by Box & Muller 1958.
 
     | parameter | shape           | meaning                                     |
     |-----------|-----------------|---------------------------------------------|
@@ -76,7 +79,7 @@ def squashed_gaussian(mean, raw, noise, SPEC: tl.constexpr):
 
 @triton.jit
 def load_observation(buffers, t, lane, lanes, SPEC: tl.constexpr):
-    """Observations of tick t, (lanes, columns), and the mask of the values that exist."""
+    """Load observations of tick t, (lanes, columns), and the mask of the values that exist."""
     column = tl.arange(0, SPEC.columns)
     mask = (lane < lanes)[:, None] & (column < SPEC.observation)[None, :]
     offset = (t * SPEC.observation + column)[None, :] * lanes + lane[:, None]
@@ -85,8 +88,8 @@ def load_observation(buffers, t, lane, lanes, SPEC: tl.constexpr):
 
 @triton.jit
 def load_uniform(buffers, t, lane, lanes, SPEC: tl.constexpr):
-    """Uniform noise of tick t in the action's columns (lanes, columns), its mask, the actions' offsets of the same
-    shape, and the pointer to the tick's 2 A rows of noise.
+    """Load uniform noise of tick t in the action's columns (lanes, columns); returns it, its mask, the actions' offsets
+    of the same shape, and the pointer to the tick's 2 A rows of noise.
     """
     column = tl.arange(0, SPEC.columns)
     offset = (t * SPEC.action + column - SPEC.observation)[None, :] * lanes + lane[:, None]
@@ -98,7 +101,7 @@ def load_uniform(buffers, t, lane, lanes, SPEC: tl.constexpr):
 
 @triton.jit
 def store_action(buffers, action, uniform, mask, offset, SPEC: tl.constexpr):
-    """Store actions (lanes, columns) in [-1, 1] and in the environment's range; uniform ones while `warming` is 1."""
+    """Store actions (lanes, columns), in [-1, 1] and in the environment's range; uniform ones while `warming` is 1."""
     action = tl.where(tl.load(buffers.warming) > 0.0, 2.0 * uniform - 1.0, action)
     index = tl.arange(0, SPEC.columns) - SPEC.observation
     index_mask = (index >= 0) & (index < SPEC.action)

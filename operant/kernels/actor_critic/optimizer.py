@@ -26,7 +26,7 @@ def count_step(optimizer):
 
 @triton.jit
 def min_over_critics(q_ptr, row, SPEC: tl.constexpr):
-    """Minimum over the critics of values (G, B), (rows)."""
+    """Load the minimum over the critics of values (G, B), (rows)."""
     q = tl.load(q_ptr + row)
     for k in tl.static_range(SPEC.critic.towers - 1):
         q = tl.minimum(q, tl.load(q_ptr + (k + 1) * SPEC.batch + row))
@@ -35,13 +35,15 @@ def min_over_critics(q_ptr, row, SPEC: tl.constexpr):
 
 @triton.jit
 def add_statistic(total_ptr, value, counted):
-    """Add a statistic of an update to its total, unless the update is skipped."""
+    """Add a statistic of an update to its total, unless the update is skipped (`counted` 0)."""
     tl.store(total_ptr, tl.load(total_ptr) + tl.where(counted, value, 0.0))
 
 
 @triton.jit
 def temperature_step(temperature, optimizer, entropy, counted):
-    """One step of Adam of log alpha, down -log alpha (E[log pi] + target entropy); `entropy` is -E[log pi]."""
+    """Take one step of Adam of log alpha, down -log alpha (E[log pi] + target entropy); `entropy` is -E[log pi], and
+    `counted` is 0 for a skipped update.
+    """
     step_size = tl.load(optimizer.learning_rate) / tl.load(temperature.corrections)
     x, m, v = adam(
         tl.load(temperature.log_alpha),

@@ -12,7 +12,7 @@ from operant.nn import Adam, CategoricalActor, FlatVector, SquashedActor
 
 
 class StochasticActor(NamedTuple):
-    """Additions of an actor that samples its actions (SAC): temperature and entropy target."""
+    """Temperature and entropy target of an actor that samples its actions (SAC)."""
 
     log_temperature: Tensor  # (1)
     adam: Adam | None  # None: the temperature is fixed
@@ -20,7 +20,7 @@ class StochasticActor(NamedTuple):
 
 
 class DeterministicActor(NamedTuple):
-    """Additions of a deterministic actor (TD3): target actor, exploration noise and target smoothing."""
+    """Target actor, exploration noise and target smoothing of a deterministic actor (TD3)."""
 
     target: FlatVector  # parameters of the target actor
     exploration: Tensor  # (N), standard deviation of each lane's exploration noise
@@ -29,8 +29,8 @@ class DeterministicActor(NamedTuple):
 
 
 class ActorCriticTask(NamedTuple):
-    """An algorithm's parts. `config` has the keys of `operant.data.DelayedActorConfig`, of critics and of Adam; `cycle`
-    is an `operant.data.Cycle`.
+    """Networks, optimizers and buffers of an actor-critic algorithm. `config` has the keys of
+    `operant.data.DelayedActorConfig`, of critics and of Adam; `cycle` is an `operant.data.Cycle`.
     """
 
     config: Any
@@ -48,6 +48,6 @@ class ActorCriticTask(NamedTuple):
 
     @property
     def squashed(self) -> SquashedActor:
-        """The actor of continuous actions, the only one that kernels support."""
+        """Actor of continuous actions, the only kind that kernels support."""
         assert isinstance(self.actor, SquashedActor)
         return self.actor

@@ -35,12 +35,12 @@ log = logging.getLogger("operant.kernels")
 def build(
     task: Task[B, C], *, kernels: str, precision: str, config: str = "", measure: Seconds | None = None
 ) -> Learner[B, C] | None:
-    """Learner of a task, or None if torch runs it. `kernels`: "auto", "torch" or "fused".
+    """Build the learner (engine) of a task; None if torch runs it. `kernels`: "auto", "torch" or "fused". Raises
+    ConfigError if "fused" is not possible, or `config` not valid.
 
     `config`: the text of a tile config saved with a run; "first" for the first candidate; "" for the fastest by
-    `measure` (by default on a GPU, never on a CPU). Logs the choice, or the reason why "auto" uses torch on a GPU.
-    Raises ConfigError if "fused" is not possible, if the text is no tile config, and for any text if the convolution
-    engine runs, which has no tile configs.
+    `measure` (by default on a GPU, never on a CPU). The convolution engine has no tile configs and accepts only "".
+    Logs the choice, or the reason why "auto" uses torch on a GPU.
     """
     policy, (steps, lanes) = task.policy, task.buffers.rollout.reward.shape
     on_gpu = policy.device.type == "cuda"
@@ -89,12 +89,12 @@ def _given(line: str, ranks: int) -> TileConfig | None:
 
 
 def config_text(learner: Learner[Any, Any]) -> str:
-    """Text of a learner's tile config as saved with a run: with the chunks of all ranks."""
+    """Text of a learner's tile config for saving with a run: with the chunks of all ranks."""
     return str(replace(learner.config, chunks=learner.config.chunks * learner.task.exchange.ranks))
 
 
 def machine_reason(device: torch.device, precision: str) -> str | None:
-    """The reason why this machine cannot run fused kernels, a sentence, or None."""
+    """Reason why this machine cannot run fused kernels, as a sentence; None if it can."""
     if find_spec("triton") is None:
         return "Triton is not installed"
     if device.type != "cuda":

@@ -38,7 +38,9 @@ MAX_SIDE = 10
 
 @dataclass(frozen=True)
 class ConvolutionSpec:
-    """Sizes of one network, and the offsets of its parameters in the flat vector. Widths are powers of two."""
+    """Sizes of one convolutional network, and the offsets of its parameters in the flat vector. Widths are powers of
+    two.
+    """
 
     observation: int  # bytes of an observation
     width: int  # of the board, rim included
@@ -74,7 +76,7 @@ def _power_of_two(number: int) -> bool:
 
 
 def unsupported_reason(policy: Policy, layout: Layout) -> str | None:
-    """The reason why a convolutional network cannot run in these kernels, a sentence, or None."""
+    """Reason why a convolutional network cannot run in these kernels, as a sentence; None if it can."""
     assert isinstance(policy.net, cnn.Convolutional)
     net, shape = policy.net, (*policy.env.observation.shape, 1)[:3]
     config = net.config
@@ -109,7 +111,7 @@ def unsupported_reason(policy: Policy, layout: Layout) -> str | None:
 
 
 def describe(policy: Policy, precision: str) -> ConvolutionSpec:
-    """Spec of a policy without an `unsupported_reason`."""
+    """Spec of a supported policy (see `unsupported_reason`)."""
     assert isinstance(policy.net, cnn.Convolutional)
     offsets = dict(zip(policy.flat.names, policy.flat.offsets, strict=True))
     height, width, planes = (*policy.env.observation.shape, 1)[:3]
@@ -148,7 +150,7 @@ def describe(policy: Policy, precision: str) -> ConvolutionSpec:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Stands for the tile config: this engine has a fixed tiling."""
+    """Placeholder for a tile config: this engine has a fixed tiling."""
 
     chunks: int
 
@@ -157,7 +159,9 @@ class Tiling:
 
 
 class ConvolutionLearner(Learner[B, C]):
-    """Learner with one program per row of positions and 32 samples, and in the backward pass per two positions."""
+    """Learner of a Q-network with one convolution: one program per row of positions and 32 samples, and in the backward
+    pass per two positions.
+    """
 
     spec: Any  # ConvolutionSpec
 
@@ -184,7 +188,7 @@ class ConvolutionLearner(Learner[B, C]):
     # COLLECT
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Act at step t on all lanes."""
+        """Act at step t on all lanes; `lanes` is None."""
         self._forward(t, self._lanes, act=True)
         self.launch(
             act_on_rows,
@@ -201,7 +205,9 @@ class ConvolutionLearner(Learner[B, C]):
         )
 
     def _forward(self, first: int, samples: int, *, act: bool) -> None:
-        """Compute the rows' contributions to the dense layer, of step `first` or of blocks from `first` on."""
+        """Compute the rows' contributions to the dense layer for `samples` samples: with `act` of step `first`, else of
+        blocks from `first` on.
+        """
         self.launch(
             forward_rows,
             (samples // BLOCK.value, self.spec.down),
@@ -219,7 +225,9 @@ class ConvolutionLearner(Learner[B, C]):
         )
 
     def bootstrap(self, finals: bool) -> None:
-        """Compute values after the last step, and with `finals` of true final observations of truncated lanes."""
+        """Write values of the observations after the last step, and with `finals` of the true final observations of
+        truncated lanes.
+        """
         first = 0 if finals else self._steps
         self.launch(
             bootstrap_boards,
@@ -238,7 +246,9 @@ class ConvolutionLearner(Learner[B, C]):
     # UPDATE
 
     def backward(self, k: int) -> None:
-        """Compute minibatch k's gradient of the dense weight, and partial sums of all others."""
+        """Compute the gradient of the dense weight over minibatch k (counted over all epochs), and partial sums of all
+        others.
+        """
         spec, samples, first = self.spec, self._samples, k * self.layout.shards * self.layout.shard_blocks
         self._forward(first, samples, act=False)
         self.launch(
@@ -300,7 +310,7 @@ class ConvolutionLearner(Learner[B, C]):
 
 
 def build(task: Task[B, C], precision: str) -> tuple[ConvolutionLearner[B, C] | None, str | None]:
-    """Learner of a task and None; or None and the reason, a sentence."""
+    """Build the learner of a task; returns it and None, or None and the reason, a sentence."""
     steps, lanes = task.buffers.rollout.reward.shape
     reason = unsupported_reason(task.policy, task.layout)
     if reason is None and (steps + 1) * lanes * task.policy.env.observation.size >= 1 << 31:

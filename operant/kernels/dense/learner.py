@@ -29,7 +29,9 @@ LARGE = 2**18
 
 
 class Learner(Launcher, Generic[B, C]):
-    """Fused kernels of one policy in one tile config. Subclasses implement `act`, `bootstrap` and `backward`."""
+    """Base of the dense engines: fused kernels of one policy in one tile config, over an algorithm's buffers.
+    Subclasses implement `act`, `bootstrap` and `backward`.
+    """
 
     config: TileConfig
     acts_on_slices = False
@@ -93,7 +95,7 @@ class Learner(Launcher, Generic[B, C]):
         )
 
     def _minibatch(self, k: int) -> Minibatch:
-        """Minibatch k, counted over all epochs."""
+        """Kernel argument of minibatch k, counted over all epochs."""
         layout = self.layout
         first = k * layout.shards * layout.shard_blocks
         return Minibatch(
@@ -108,7 +110,7 @@ class Learner(Launcher, Generic[B, C]):
     # COLLECT
 
     def prepare(self) -> None:
-        """Copy the normalizer's statistics for a rollout and its update."""
+        """Copy the normalizer's statistics into the kernels' table, for a rollout and its update."""
         self._features.refresh()
 
     @property
@@ -116,21 +118,27 @@ class Learner(Launcher, Generic[B, C]):
         return self._features.table
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Act at step t by the algorithm's `sample`: on all lanes, or on a slice if `acts_on_slices`."""
+        """Act at step t by the algorithm's `sample`: on all lanes, or on a slice of `lanes` if `acts_on_slices`."""
         raise NotImplementedError
 
     def bootstrap(self, finals: bool) -> None:
-        """Compute values after the last step, and with `finals` of true final observations of truncated lanes."""
+        """Write values of the observations after the last step, and with `finals` of the true final observations of
+        truncated lanes.
+        """
         raise NotImplementedError
 
     # UPDATE
 
     def backward(self, k: int) -> None:
-        """Compute minibatch k's partial sums (chunks, width): gradient, then loss terms."""
+        """Compute the partial sums (chunks, width) of minibatch k, counted over all epochs: gradient, then
+        loss terms.
+        """
         raise NotImplementedError
 
     def update(self, minibatches: int) -> None:
-        """Step once per minibatch of the rollout, in the buffers' order over all epochs."""
+        """Take one optimizer step per minibatch of the rollout, in the buffers' order over all epochs; `minibatches` is
+        their number.
+        """
         self.begin()
         for k in range(minibatches):
             self.backward(k)
@@ -139,7 +147,7 @@ class Learner(Launcher, Generic[B, C]):
         self.work.finish(minibatches)
 
     def begin(self) -> None:
-        """Compute the rollout's statistics and the learning rate."""
+        """Compute the rollout's statistics and the learning rate, before an update."""
         self.work.begin()
 
     def reduce(self) -> None:
@@ -157,7 +165,9 @@ class Learner(Launcher, Generic[B, C]):
             self.launch(exchange_partials, grid, *arguments, self._link, RANKS=ranks, **options)
 
     def step(self) -> None:
-        """Step Adam, and Muon for matrices if it is configured, with the gradient clipped to its maximum norm."""
+        """Take one step of Adam, and of Muon for matrices if configured, with the gradient clipped to its
+        maximum norm.
+        """
         buffers, coefficients, values, size = self.buffers, self.coefficients, self._values, self._values.numel()
         if self._matrices is not None:  # leaves a zero gradient of the matrices to Adam
             momentum, max_norm = self.adam["momentum"], coefficients.max_gradient_norm

@@ -36,7 +36,9 @@ HEAD_ELEMENTS = 4096
 
 
 class PerLayerLearner(Learner[B, C]):
-    """Forward and backward pass of microbatches, whose activations lie in buffers (towers, capacity, padded width)."""
+    """Learner with one launch per layer and microbatch of samples, whose activations lie in buffers (towers, capacity,
+    padded width).
+    """
 
     config: PerLayer
     acts_on_slices = True
@@ -68,7 +70,9 @@ class PerLayerLearner(Learner[B, C]):
         self._last = len(spec.hidden)
 
     def _allocate(self, capacity: int) -> torch.dtype:
-        """Allocate the inputs and activations of `capacity` samples; returns the activations' dtype."""
+        """Allocate the inputs and activations of `capacity` samples, the largest microbatch; returns the activations'
+        dtype.
+        """
         spec, device, self._capacity = self.spec, self.policy.device, capacity
         dtype = torch.bfloat16 if spec.precision == "bf16" else torch.float32
 
@@ -134,7 +138,7 @@ class PerLayerLearner(Learner[B, C]):
     # FORWARD
 
     def prepare(self) -> None:
-        """Copy the normalizer's statistics and pack the weights, for a rollout."""
+        """Copy the normalizer's statistics into the kernels' table and pack the weights, for a rollout."""
         super().prepare()
         self._pack()
 
@@ -151,12 +155,14 @@ class PerLayerLearner(Learner[B, C]):
         )
 
     def _microbatches(self, samples: int) -> Iterator[tuple[int, int]]:
-        """(first, count) of each microbatch of consecutive samples."""
+        """Yield (first, count) of each microbatch of `samples` consecutive samples."""
         for first in range(0, samples, self._capacity):
             yield first, min(self._capacity, samples - first)
 
     def _gather(self, observation: Tensor, first: int, count: int, *, truncated_only: bool = False) -> None:
-        """Gather `count` samples of the rollout from block `first` on."""
+        """Gather `count` samples of the rollout from block `first` on; with `truncated_only` only tiles with a
+        truncated lane.
+        """
         tiling, spec, config = self._gather_tiling(), self.spec, self.config
         self.launch(
             gather,
@@ -183,7 +189,8 @@ class PerLayerLearner(Learner[B, C]):
         critic: bool = False,
         begin: int = 0,
     ) -> None:
-        """Forward pass of the gathered samples through the hidden layers from layer `begin` on.
+        """Forward pass of the gathered samples through the hidden layers from layer `begin` on. `save`: also store the
+        tensors that the backward pass reads. `critic`: the critic's tower alone.
 
         The rows are `count` samples of the rollout from sample `first` on. `critic`: the critic's tower alone.
         """
@@ -237,7 +244,7 @@ class PerLayerLearner(Learner[B, C]):
     # COLLECT
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Act at step t on all lanes or a slice: actions, log-probabilities and values."""
+        """Act at step t on all lanes or a slice of `lanes`: actions, log-probabilities and values."""
         if lanes is None:
             for first, count in self._microbatches(self._lanes):
                 self._act(t, first, count)
@@ -279,7 +286,9 @@ class PerLayerLearner(Learner[B, C]):
         )
 
     def bootstrap(self, finals: bool) -> None:
-        """Compute values after the last step, and with `finals` of true final observations of truncated lanes."""
+        """Write values of the observations after the last step, and with `finals` of the true final observations of
+        truncated lanes.
+        """
         rollout = self.buffers.rollout
         for first, count in self._microbatches(self._lanes):
             self._value(rollout.observation, self.work.values(), self._stride + first, count, truncated_only=False)
@@ -287,7 +296,9 @@ class PerLayerLearner(Learner[B, C]):
             self._value(rollout.final_observation, self.buffers.final_value, first, count, truncated_only=True)
 
     def _value(self, observation: Tensor, value: Tensor, first: int, count: int, *, truncated_only: bool) -> None:
-        """Compute values of samples first ... first + count - 1; with `truncated_only` only of truncated lanes."""
+        """Compute values of samples first ... first + count - 1; with `truncated_only` only of tiles with a truncated
+        lane.
+        """
         tiling = self._head_tiling(0)
         del tiling["BLOCK_N"]
         self._gather(observation, first // self.layout.block, count, truncated_only=truncated_only)
@@ -314,7 +325,7 @@ class PerLayerLearner(Learner[B, C]):
     # UPDATE
 
     def backward(self, k: int) -> None:
-        """Compute minibatch k's partial sums, one microbatch of chunks at a time."""
+        """Compute the partial sums of minibatch k, counted over all epochs, one microbatch of chunks at a time."""
         self._pack()
         tiling, minibatch = self._gather_tiling(), self._minibatch(k)
         for first_chunk in range(0, self.config.chunks, self._slots):
@@ -337,7 +348,9 @@ class PerLayerLearner(Learner[B, C]):
             self._sum(first_chunk)
 
     def _gradient_head(self, k: int, first_chunk: int, spec: Spec, grad_in: Tensor) -> None:
-        """Compute the gradient of minibatch k's loss in a microbatch's outputs, and in the head's inputs, `grad_in`."""
+        """Compute the gradient of minibatch k's loss in the outputs of a microbatch from `first_chunk` on, and in the
+        head's inputs, `grad_in`.
+        """
         last = self._last
         # All rows of a slot: those after the chunk's last sample get zero gradients, which the sums rely on.
         head = Head(self._hidden[-1], self._saved[-1], self._packed, self._gradients[last], grad_in, self._tile_sums)

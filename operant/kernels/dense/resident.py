@@ -10,14 +10,16 @@ from operant.kernels.tile_config import Resident
 
 
 class ResidentLearner(Learner[B, C]):
-    """Learner with one program per tile of lanes and tower, and in the backward pass per chunk and tower."""
+    """Learner whose programs hold a tower's weights: one program per tile of lanes and tower, and in the backward pass
+    per chunk and tower.
+    """
 
     config: Resident
 
     acts_on_slices = True
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Act at step t on all lanes or a slice: actions, log-probabilities and values."""
+        """Act at step t on all lanes or a slice of `lanes`: actions, log-probabilities and values."""
         config, (first, last) = self.config, (0, self._lanes) if lanes is None else (lanes.start, lanes.stop)
         self.launch(
             act,
@@ -37,7 +39,9 @@ class ResidentLearner(Learner[B, C]):
         )
 
     def bootstrap(self, finals: bool) -> None:
-        """Compute values after the last step, and with `finals` of true final observations of truncated lanes."""
+        """Write values of the observations after the last step, and with `finals` of the true final observations of
+        truncated lanes.
+        """
         config = self.config
         first = 0 if finals else self._steps
         self.launch(
@@ -57,7 +61,7 @@ class ResidentLearner(Learner[B, C]):
         )
 
     def backward(self, k: int) -> None:
-        """Compute minibatch k's partial sums."""
+        """Compute the partial sums (chunks, width) of minibatch k, counted over all epochs."""
         config = self.config
         self.launch(
             backward,

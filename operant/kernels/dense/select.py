@@ -25,20 +25,20 @@ log = logging.getLogger("operant.kernels")
 
 
 def make(spec: Spec, task: Task[B, C], config: TileConfig) -> Learner[B, C]:
-    """Learner of the engine that a tile config belongs to."""
+    """Make the learner of the engine to which a tile config belongs."""
     return ResidentLearner(spec, task, config) if isinstance(config, Resident) else PerLayerLearner(spec, task, config)
 
 
 def with_config(
     learner: Learner[B, C], config: TileConfig, *, spec: Spec | None = None, buffers: B | None = None
 ) -> Learner[B, C]:
-    """Learner of the same task in another tile config; by default with the same spec and buffers."""
+    """Make a learner of the same task in another tile config; by default with the same spec and buffers."""
     return make(spec or learner.spec, learner.task.replace(buffers=buffers or learner.buffers), config)
 
 
 @dataclass
 class Selection(Generic[B, C]):
-    """Search for a tile config. After an unsuccessful one, `problem` is the reason, a sentence."""
+    """Search for a tile config of a task. If none is found, `problem` is the reason, a sentence."""
 
     spec: Spec
     task: Task[B, C]
@@ -115,7 +115,9 @@ class Selection(Generic[B, C]):
         return None
 
     def _fitting(self, config: TileConfig, spare: Task[B, C] | None = None) -> Learner[B, C] | None:
-        """Learner in this tile config, or None if the GPU cannot run it. `spare`: task to use instead."""
+        """Learner in this tile config, or None if the GPU cannot run it. `spare`: a task to use instead of this one,
+        with copies of its buffers.
+        """
         learner = make(self.spec, spare or self.task, config)
         reason = learner.unsupported_reason(self.spec.precision) if self._on_gpu else None
         self.problem = reason or self.problem

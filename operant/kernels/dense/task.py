@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Rollout(Protocol):
-    """T steps of N lanes, field-major: `operant.worlds.Slot`."""
+    """Buffers of T steps of N lanes, field-major: an `operant.worlds.Slot`."""
 
     @property
     def observation(self) -> Tensor:
@@ -48,11 +48,11 @@ class Rollout(Protocol):
 
 
 class Buffers(Protocol):
-    """An algorithm's buffers, as far as the engines read them."""
+    """Buffers of an algorithm that the engines read and write."""
 
     @property
     def rollout(self) -> Rollout:
-        """The rollout."""
+        """Rollout of the iteration."""
 
     @property
     def final_value(self) -> Tensor:
@@ -60,7 +60,7 @@ class Buffers(Protocol):
 
     @property
     def order(self) -> Tensor:
-        """Block indices (E, M) of each epoch."""
+        """Block indices (E, M) of each of E epochs, minibatch after minibatch."""
 
     @property
     def skip(self) -> Tensor:
@@ -76,7 +76,7 @@ class Buffers(Protocol):
 
 
 class Coefficients(Protocol):
-    """An algorithm's coefficients, as far as the engines read them."""
+    """Coefficients of an algorithm that the engines read."""
 
     @property
     def max_gradient_norm(self) -> float:
@@ -88,47 +88,49 @@ class Coefficients(Protocol):
 
 
 class Layout(Protocol):
-    """Division of a rollout into minibatches, shards, chunks and blocks: `operant.data.minibatches.Layout`."""
+    """Partition of a rollout into minibatches, shards, chunks and blocks: `operant.data.minibatches.Layout`."""
 
     @property
     def steps(self) -> int:
-        """Steps of a rollout, or segments of a lane."""
+        """Number of steps in a rollout, or of segments of a lane."""
 
     @property
     def length(self) -> int:
-        """Steps of a segment; 1 for single steps."""
+        """Number of steps in a segment; 1 for single steps."""
 
     @property
     def minibatches(self) -> int:
-        """Minibatches of an epoch."""
+        """Number of minibatches in an epoch."""
 
     @property
     def block(self) -> int:
-        """Neighbouring lanes of a block."""
+        """Number of neighbouring lanes in a block."""
 
     @property
     def shards(self) -> int:
-        """Shards of a minibatch."""
+        """Number of shards (aligned ranges of lanes) that every minibatch samples equally."""
 
     @property
     def chunks(self) -> int:
-        """Chunks of a minibatch."""
+        """Number of chunks in a minibatch, a power of two and a multiple of the shards. Each gives one row of partial
+        sums, added in a fixed order on any number of devices.
+        """
 
     @property
     def samples(self) -> int:
-        """Samples of a minibatch on this rank."""
+        """Number of samples in a minibatch on this rank."""
 
     @property
     def all_samples(self) -> int:
-        """Samples of a minibatch on all ranks."""
+        """Number of samples in a minibatch on all ranks."""
 
     @property
     def shard_blocks(self) -> int:
-        """Blocks of a shard."""
+        """Number of blocks that a shard contributes to a minibatch."""
 
     @property
     def chunk_blocks(self) -> int:
-        """Blocks of a chunk."""
+        """Number of blocks in a chunk; the last chunks of a shard may have fewer."""
 
     @property
     def _replace(self) -> Callable[..., Any]:
@@ -136,7 +138,9 @@ class Layout(Protocol):
 
 
 class Work(Protocol):
-    """An algorithm's part of a learner: Triton functions, their arguments, and launches around an update."""
+    """An algorithm's part of a learner: its Triton functions, their arguments, and its launches before and after an
+    update.
+    """
 
     loss: Loss
     sample: Any  # device function with the signature of `operant.kernels.act.sample_and_store`
@@ -144,25 +148,25 @@ class Work(Protocol):
     record: Any  # device function, see `operant.kernels.ops.reduce`
 
     def acting(self) -> tuple[Any, ...]:
-        """Struct that `sample` reads and writes."""
+        """Struct that the Triton function `sample` reads and writes."""
 
     def values(self) -> Tensor:
         """Values (T + 1, N) of the rollout's observations; a view at their address."""
 
     def samples(self) -> tuple[Any, ...]:
-        """Struct that `loss` reads."""
+        """Struct that the Triton functions of `loss` read."""
 
     def update(self) -> tuple[Any, ...]:
-        """Struct that `record` reads and writes."""
+        """Struct that the Triton function `record` reads and writes."""
 
     def norm_sum(self) -> Tensor:
         """Scalar (1) to which each gradient norm is added."""
 
     def begin(self) -> None:
-        """Compute the rollout's statistics and the learning rate, before an update."""
+        """Compute the rollout's statistics and the learning rate before an update."""
 
     def finish(self, minibatches: int) -> None:
-        """Compute the statistics of an update of `minibatches` steps, and count the iteration."""
+        """Compute the statistics of an update of `minibatches` optimizer steps, and count the iteration."""
 
 
 B = TypeVar("B", bound=Buffers)
@@ -171,7 +175,7 @@ C = TypeVar("C", bound=Coefficients)
 
 @dataclass(frozen=True)
 class Task(Generic[B, C]):
-    """A policy and its optimizer, to be run by a dense engine over an algorithm's buffers."""
+    """Policy, optimizer and buffers of an algorithm, to be run by a dense engine."""
 
     name: str  # of the algorithm
     policy: Policy
@@ -190,5 +194,5 @@ class Task(Generic[B, C]):
         return replace(self, **fields)
 
     def alone(self) -> Task[B, C]:
-        """Copy without the other ranks."""
+        """Copy without the exchange with other ranks."""
         return self.replace(exchange=SOLO)

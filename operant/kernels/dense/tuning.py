@@ -38,7 +38,7 @@ Seconds = Callable[[Learner[Any, Any]], float]
 
 
 def seconds(learner: Learner[Any, Any]) -> float:
-    """Seconds of acting and gradients in an iteration on a GPU; the rest does not depend on the tile config.
+    """Measured seconds of acting and gradients in an iteration on a GPU; the rest does not depend on the tile config.
 
     `learner`: one switched to copies by `Learner.spare`.
     """
@@ -66,7 +66,7 @@ def seconds(learner: Learner[Any, Any]) -> float:
 
 
 def _region_s(graph: Graphed, replays: int) -> float:
-    """Seconds of some replays of a graph."""
+    """Measured seconds of `replays` replays of a graph."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     for _ in range(replays):
@@ -94,9 +94,8 @@ def copies(task: Task[Any, Any]) -> Any:
 def fastest(
     learners: Iterable[Learner[Any, Any]], cost: Callable[[Learner[Any, Any]], float]
 ) -> tuple[TileConfig | None, dict[TileConfig, float]]:
-    """The fastest tile config and the cost of each; None if none could be measured.
-
-    A later one wins only if it is faster by `MARGIN`.
+    """Fastest tile config by `cost`, and the cost of each; None if none could be measured. A later one wins only if it
+    is faster by at least 3 % (`MARGIN`).
     """
     best: TileConfig | None = None
     costs: dict[TileConfig, float] = {}
@@ -112,7 +111,7 @@ def fastest(
 
 
 def _resource_errors() -> tuple[type[Exception], ...]:
-    """Errors of a launch that needs more registers or memory than a multiprocessor has."""
+    """Types of errors of a launch that needs more registers or memory than a multiprocessor has."""
     from triton.runtime.errors import OutOfResources
 
     return (OutOfResources,)
@@ -137,7 +136,7 @@ class TuningCache:
         )
 
     def recall(self) -> TileConfig | None:
-        """The cached tile config, or None."""
+        """Tile config cached for this GPU and task, or None."""
         if self._store is not None:
             with contextlib.suppress(
                 OSError, UntrustedError, ValueError

@@ -16,13 +16,15 @@ INVERSE_SQRT_2_PI = tl.constexpr(0.3989422804014327)
 
 @triton.jit
 def sigmoid(x, APPROXIMATE: tl.constexpr = False):
-    """Sigmoid 1 / (1 + e^-x); if APPROXIMATE, from the hardware tanh."""
+    """Compute the sigmoid 1 / (1 + e^-x); if APPROXIMATE, from the hardware tanh."""
     return 0.5 * tanh(0.5 * x, True) + 0.5 if APPROXIMATE else 1.0 / (1.0 + tl.exp(-x))
 
 
 @triton.jit
 def tanh(x, APPROXIMATE: tl.constexpr):
-    """Hyperbolic tangent as 2 sigmoid(2x) - 1; if APPROXIMATE, the hardware instruction (error 2^-11)."""
+    """Compute the hyperbolic tangent as 2 sigmoid(2x) - 1; if APPROXIMATE, by the hardware instruction (error
+    2^-11).
+    """
     if APPROXIMATE:
         return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     else:
@@ -31,13 +33,13 @@ def tanh(x, APPROXIMATE: tl.constexpr):
 
 @triton.jit
 def softplus(x):
-    """Softplus log(1 + e^x), without overflow."""
+    """Compute softplus log(1 + e^x), without overflow."""
     return tl.where(x > 0.0, x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
 
 
 @triton.jit
 def activate(z, SPEC: tl.constexpr):
-    """Activation h = f(z) of pre-activations z, any shape."""
+    """Compute activations h = f(z) of pre-activations z, any shape."""
     if SPEC.activation == "tanh":
         return tanh(z, SPEC.approximate)
     elif SPEC.activation == "relu":
@@ -50,13 +52,13 @@ def activate(z, SPEC: tl.constexpr):
 
 @triton.jit
 def saved_activation(z, h, SPEC: tl.constexpr):
-    """Tensor saved for the backward pass: h for tanh and relu, z as an operand for silu and gelu."""
+    """Select the tensor saved for the backward pass: h for tanh and relu, z as an operand for silu and gelu."""
     return h if SPEC.activation == "tanh" or SPEC.activation == "relu" else operand(z, SPEC)
 
 
 @triton.jit
 def activation_gradient(saved, SPEC: tl.constexpr):
-    """Derivative f'(z) from the tensor that `saved_activation` returned."""
+    """Compute the derivative f'(z) from the tensor that `saved_activation` returned."""
     x = saved.to(tl.float32)
     if SPEC.activation == "tanh":
         return 1.0 - x * x

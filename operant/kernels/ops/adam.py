@@ -40,7 +40,7 @@ def adam(x, grad, m, v, step_size, root_correction, epsilon):
 
 @triton.jit
 def one_minus_exp(x):
-    """1 - e^x for x <= 0 in float32: by its Taylor series near 0, where the difference would cancel."""
+    """Compute 1 - e^x for x <= 0 in float32: by its Taylor series near 0, where the difference would cancel."""
     series = -x * (
         1.0 + x / 2.0 * (1.0 + x / 3.0 * (1.0 + x / 4.0 * (1.0 + x / 5.0 * (1.0 + x / 6.0 * (1.0 + x / 7.0)))))
     )

@@ -15,7 +15,7 @@ ILLEGAL = tl.constexpr(-1e9)
 
 @triton.jit
 def load_legal_mask(legal_mask_ptr, sample, t, in_bounds, lanes, SPEC: tl.constexpr):
-    """Legal-action mask (rows, out_pad) of samples t N + n: 0 for illegal actions, 1 for all other columns.
+    """Load the legal-action mask (rows, out_pad) of samples t N + n: 0 for illegal actions, 1 for all other columns.
 
     | parameter      | shape        | meaning                           |
     |----------------|--------------|-----------------------------------|
@@ -33,13 +33,14 @@ def load_legal_mask(legal_mask_ptr, sample, t, in_bounds, lanes, SPEC: tl.conste
 
 @triton.jit
 def mask_illegal(out, legal_mask, SPEC: tl.constexpr):
-    """Replace the logits of illegal actions by `ILLEGAL`; no change if the environment has no mask."""
+    """Replace the logits of illegal actions by `ILLEGAL` (-1e9); no change if the environment has no mask."""
     return tl.where(legal_mask != 0, out, ILLEGAL) if SPEC.legal else out
 
 
 @triton.jit
 def categorical(out, column, SPEC: tl.constexpr):
-    """Log-probabilities, probabilities and entropies of logits, each (rows, out_pad), zero outside of the logits.
+    """Compute log-probabilities, probabilities and entropies of logits, each (rows, out_pad), zero outside of the
+    logits.
 
     The entropy is that of the choice to which a column belongs. `column` is tl.arange(0, out_pad).
     """
@@ -62,7 +63,7 @@ def categorical(out, column, SPEC: tl.constexpr):
 
 @triton.jit
 def sample_choice(p, column, uniform, SPEC: tl.constexpr, CHOICE: tl.constexpr):
-    """Inverse-transform sample of one choice: the action whose cumulative probability passes `uniform`.
+    """Sample one choice by the inverse transform: the action whose cumulative probability passes `uniform`.
 
     | parameter | shape           | meaning                                |
     |-----------|-----------------|----------------------------------------|

@@ -31,7 +31,7 @@ def standardize(z, mask, EPSILON: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.
 
 @triton.jit
 def layer_norm_backward(grad_y, x_hat, inv_std, gain, WIDTH: tl.constexpr, MASKED: tl.constexpr):
-    """Gradient of the loss in z, (rows, units_pad), from that in y."""
+    """Compute the gradient of the loss in z, (rows, units_pad), from that in y."""
     # dL / dz = (g - mean(g) - x_hat mean(g x_hat)) / std, g = dL / dx_hat = gain dL / dy
     g = grad_y * gain
     mean, projection = tl.sum(g, axis=1) / WIDTH, tl.sum(g * x_hat, axis=1) / WIDTH

@@ -21,7 +21,7 @@ TF32_TRUNCATION = tl.constexpr(3.5e-4)
 
 @triton.jit
 def zeros(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Zero accumulator (BLOCK_M, BLOCK_N) in float32."""
+    """Make a zero accumulator (BLOCK_M, BLOCK_N) in float32."""
     return tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
 
 
@@ -54,7 +54,9 @@ def rounded_operand(x, SPEC: tl.constexpr):
 
 @triton.jit
 def weight_operand(w, SPEC: tl.constexpr):
-    """Operand of a weight. In approximate tf32 it is scaled up by the mean truncation error of the activations."""
+    """Convert a weight to an operand. In approximate tf32 it is scaled up by the mean truncation error of the
+    activations.
+    """
     return (
         round_to_tf32(w * (1.0 + TF32_TRUNCATION))
         if SPEC.precision == "tf32" and SPEC.approximate
@@ -73,7 +75,7 @@ def compensated(total, TIMES: tl.constexpr, SPEC: tl.constexpr):
 
 @triton.jit
 def product(a, b, SPEC: tl.constexpr):
-    """Matrix product of operands a (M, K) and b (K, N): (M, N) float32."""
+    """Compute the matrix product of operands a (M, K) and b (K, N): (M, N) float32."""
     return tl.dot(a, b) if SPEC.precision == "bf16" else tl.dot(a, b, input_precision=SPEC.precision)
 
 
@@ -124,5 +126,5 @@ def store_matrix(
 
 @triton.jit
 def select_column(x, column, SELECTED: tl.constexpr):
-    """Column SELECTED of x (rows, columns), as (rows). `column` is tl.arange(0, columns)."""
+    """Select column SELECTED of x (rows, columns), as (rows). `column` is tl.arange(0, columns)."""
     return tl.sum(tl.where((column == SELECTED)[None, :], x, 0.0), axis=1)

@@ -20,7 +20,7 @@ REDUCE_COLUMNS = tl.constexpr(32)
 
 @triton.jit
 def add_halves(rows, COUNT: tl.constexpr, LEFT: tl.constexpr):
-    """Tree reduction of rows (COUNT, 32) to (LEFT, 32): each level adds row k and row k + n / 2. COUNT and LEFT are
+    """Reduce rows (COUNT, 32) to (LEFT, 32) in a tree: each level adds row k and row k + n / 2. COUNT and LEFT are
     powers of two.
 
     Addition of two operands commutes, so the thread layout does not change the bits.
@@ -32,7 +32,7 @@ def add_halves(rows, COUNT: tl.constexpr, LEFT: tl.constexpr):
 
 @triton.jit
 def add_shards(partial_ptr, width, column, SHARDS: tl.constexpr, SHARD_ROWS: tl.constexpr):
-    """Sum of all rows of `partial_ptr` (SHARDS * SHARD_ROWS, width) in 32 columns: (1, 32).
+    """Sum all rows of `partial_ptr` (SHARDS * SHARD_ROWS, width) in 32 columns: (1, 32).
 
     First the rows of each shard are added, then neighbouring shards. A rank owns neighbouring shards, so its sum is one
     node of the tree over all shards.
@@ -45,7 +45,7 @@ def add_shards(partial_ptr, width, column, SHARDS: tl.constexpr, SHARD_ROWS: tl.
 
 @triton.jit
 def sum_of_squares(x):
-    """Sum of the 32 squares of x (32), in a binary tree: independent of the layout of x."""
+    """Sum the 32 squares of x (32) in a binary tree: independent of the layout of x."""
     squares = x * x
     for level in tl.static_range(5):
         squares = tl.sum(tl.reshape(squares, (2, 16 >> level)), axis=0)
@@ -124,7 +124,9 @@ def exchange_partials(
     SHARD_ROWS: tl.constexpr,
     RANKS: tl.constexpr,
 ):
-    """`reduce_partials` over all ranks, exchanging their sums inside the kernel. Each rank owns SHARDS shards."""
+    """Reduce partial sums as `reduce_partials`, over all ranks, exchanging their sums inside the kernel. Each rank owns
+    SHARDS shards.
+    """
     block = tl.program_id(0)
     column = block * REDUCE_COLUMNS + tl.arange(0, REDUCE_COLUMNS)
     own = add_shards(partial_ptr, width, column, SHARDS, SHARD_ROWS)

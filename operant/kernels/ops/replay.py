@@ -25,7 +25,7 @@ _UNIT = tl.constexpr(2.0**-24)
 
 @dataclass(frozen=True)
 class ReplaySpec:
-    """Compile-time constants of sampling and storing."""
+    """Compile-time constants of the kernels that sample and store."""
 
     batch: int  # B
     shards: int
@@ -40,7 +40,7 @@ class ReplaySpec:
 
 
 class ReplayBuffers(NamedTuple):
-    """Ring buffers, and the counters of the replay at the start of the iteration."""
+    """Ring buffers of the replay, its counters at the start of the iteration, and the iteration's rollout."""
 
     observation: Any  # (C, N, P)
     final: Any  # (F, N, P)
@@ -56,7 +56,7 @@ class ReplayBuffers(NamedTuple):
 
 
 class RolloutBuffers(NamedTuple):
-    """The iteration's ticks as the world writes them."""
+    """Rollout of an iteration's T ticks (vectorised steps) as the world writes them."""
 
     observation: Any  # (T + 1, O, N)
     final_observation: Any  # (T, O, N); unused where no time limit ends an episode
@@ -67,7 +67,7 @@ class RolloutBuffers(NamedTuple):
 
 
 class BatchArguments(NamedTuple):
-    """Scalars that differ from batch to batch and from replay to replay."""
+    """Scalars of one launch, which differ from batch to batch and from replay to replay."""
 
     ticks: Any  # ticks of the iteration that count as stored
     update: Any  # number of the update in the iteration
@@ -79,7 +79,7 @@ class BatchArguments(NamedTuple):
 
 
 class BatchBuffers(NamedTuple):
-    """A batch as first layers read it."""
+    """Buffers of a batch, with observations as first layers read them."""
 
     inputs: Any  # (B, columns) float32: observation, action, zeros
     next_inputs: Any  # (B, columns) float32: next observation, zeros
@@ -93,7 +93,9 @@ class BatchBuffers(NamedTuple):
 
 @triton.jit
 def philox(shard, sample, update, seed_ptr, draw):
-    """Four random words (uint32) of each sample: Philox keyed by the seed, counting shard, sample, update and draw."""
+    """Compute four random words (uint32) of each sample: Philox keyed by the seed, counting shard, sample, update and
+    draw.
+    """
     c0 = ((shard << _SHARD_BIT) | sample).to(tl.uint32)
     c1 = tl.zeros_like(c0) + (update & 0xFFFFFFFF).to(tl.uint32)
     c2 = tl.zeros_like(c0) + (update >> 32).to(tl.uint32)
@@ -105,20 +107,20 @@ def philox(shard, sample, update, seed_ptr, draw):
 
 @triton.jit
 def uniform(word):
-    """Uniform float32 in [0, 1) from a random word."""
+    """Convert a random word to a uniform float32 in [0, 1)."""
     return (word >> 8).to(tl.float32) * _UNIT
 
 
 @triton.jit
 def randint(word, bound):
-    """Uniform integer in [0, bound) from a random word, as int64."""
+    """Convert a random word to a uniform integer in [0, bound), as int64."""
     return (word.to(tl.int64) * bound) >> 32
 
 
 @triton.jit
 def choose_transitions(shard, sample, ticks, update, lanes, capacity, seed_ptr, n_step, shards):
-    """Row of the ring and lane of each sample, uniform over the stored transitions of its shard, but for the newest
-    n_step ticks.
+    """Choose row of the ring and lane of each sample, uniformly over the stored transitions of its shard except the
+    newest n_step ticks.
 
     | parameter | shape  | meaning                            |
     |-----------|--------|------------------------------------|
@@ -141,8 +143,8 @@ def choose_transitions(shard, sample, ticks, update, lanes, capacity, seed_ptr, 
 
 @triton.jit
 def normalize_observation(observation, column, normalizer_ptr, OBSERVATION: tl.constexpr, NORMALIZE: tl.constexpr):
-    """Observations (rows, columns) as float32, with NORMALIZE standardized and clipped to [-10, 10]; zero beyond the
-    last value.
+    """Convert observations (rows, columns) to float32, with NORMALIZE standardized and clipped to [-10, 10]; zero
+    beyond the last value.
     """
     x = observation.to(tl.float32)
     if NORMALIZE:
@@ -156,8 +158,8 @@ def normalize_observation(observation, column, normalizer_ptr, OBSERVATION: tl.c
 
 @triton.jit
 def n_step_returns(replay, sizes, gamma, ticks, row, lane, N_STEP: tl.constexpr, TRUNCATES: tl.constexpr):
-    """n-step return, discount, row of the next observation, and its index in the side buffer if it is final, else -1;
-    (rows) each.
+    """Compute n-step return, discount, row of the next observation, and its index in the side buffer if it is final,
+    else -1; (rows) each.
 
     | parameter | shape  | meaning                                           |
     |-----------|--------|---------------------------------------------------|
@@ -196,7 +198,7 @@ def n_step_returns(replay, sizes, gamma, ticks, row, lane, N_STEP: tl.constexpr,
 
 @triton.jit
 def sample_tile(tile, replay, batch, arguments, REPLAY: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Sample a tile of a batch. Parameters as `sample`'s.
+    """Sample a tile of BLOCK_M samples of a batch. Parameters as `sample`'s.
 
     Of the newest stored tick only the observation is read, from the rollout: the rest may be written later.
     """
@@ -262,7 +264,7 @@ def sample_tile(tile, replay, batch, arguments, REPLAY: tl.constexpr, BLOCK_M: t
 
 @triton.jit(do_not_specialize=["arguments"])
 def sample(replay, batch, arguments, REPLAY: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Sample a batch. Grid: (B / BLOCK_M,).
+    """Sample a batch of n-step transitions. Grid: (B / BLOCK_M,).
 
     | parameter | shape  | meaning                 |
     |-----------|--------|-------------------------|
@@ -278,7 +280,9 @@ def sample(replay, batch, arguments, REPLAY: tl.constexpr, BLOCK_M: tl.constexpr
 
 @triton.jit
 def store_tick(program, programs, replay, arguments, REPLAY: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Store the newest tick that counts as stored. Program p of `programs` stores lane tiles p, p + programs, ..."""
+    """Store the newest tick that counts as stored in the ring. Program p of `programs` stores lane tiles p, p +
+    programs, ...
+    """
     t, lanes = arguments.ticks - 1, arguments.lanes
     tick = tl.load(replay.ticks) + t
     row = tick % arguments.capacity
@@ -315,5 +319,5 @@ def store_tick(program, programs, replay, arguments, REPLAY: tl.constexpr, BLOCK
 
 @triton.jit(do_not_specialize=["arguments"])
 def store(replay, arguments, REPLAY: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Store a tick: `ReplayBuffers.rollout` to the ring. `arguments`: `BatchArguments`."""
+    """Store the newest tick of `ReplayBuffers.rollout` in the ring. `arguments`: `BatchArguments`."""
     store_tick(tl.program_id(0), tl.num_programs(0), replay, arguments, REPLAY, BLOCK_M)

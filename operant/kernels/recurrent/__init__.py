@@ -28,8 +28,8 @@ NARROW = 64
 
 
 def build(task: dense.Task[Any, Any], *, kernels: str, precision: str, states: States) -> RecurrentLearner | None:
-    """Create the kernels of a recurrent policy, as `operant.kernels.dense.build`. Layout and order of the task are
-    those of segments.
+    """Create the kernels of a recurrent policy, or return None if torch runs it, as `operant.kernels.dense.build`.
+    Layout and order of the task are those of segments.
 
     The tile config, and with it the bits, follow from the shapes alone.
     """
@@ -51,8 +51,8 @@ def build(task: dense.Task[Any, Any], *, kernels: str, precision: str, states: S
 
 
 def use_lstm_kernels(net: nn.Module, device: torch.device) -> None:
-    """Use the kernels of `lstm` for the LSTMs of a network on a GPU where they are supported. Torch computes the other
-    layers.
+    """Use the kernels of `lstm` for the LSTMs of a network, if the device is a GPU that supports them. Torch computes
+    the other layers.
     """
     narrow: list[Any] = [
         module
@@ -69,7 +69,7 @@ def use_lstm_kernels(net: nn.Module, device: torch.device) -> None:
 
 
 def _enable_lstm(memories: list[Any], device: torch.device) -> str | None:
-    """Enable the kernels of `lstm`, or return the reason why they are not supported."""
+    """Enable the kernels of `lstm` and return None, or return the reason why they are not supported."""
     from operant.kernels.recurrent import lstm
 
     reason = lstm.Warmup(memories[0].units, device).unsupported_reason("fp32")

@@ -32,15 +32,15 @@ from operant.kernels.recurrent.cells import load_keep, load_states, load_weights
 
 @triton.jit
 def _load_packed_first(first_ptr, column, SPEC: tl.constexpr):
-    """Packed weight of the first layer as a right operand, (columns, H)."""
+    """Load the packed weight of the first layer as a right operand, (columns, H)."""
     unit = tl.arange(0, SPEC.hidden_pad[0])
     return tl.load(first_ptr + unit[None, :] * SPEC.columns_pad + column[:, None])
 
 
 @triton.jit
 def _load_first_operand(observation, normalizer, lane, in_bounds, t, lanes, SPEC: tl.constexpr):
-    """Features of the first layer at step t, (BLOCK_M, columns_pad), as an operand; those of bytes in the precision of
-    all products, as in training.
+    """Load features of the first layer at step t, (BLOCK_M, columns_pad), as an operand; those of bytes in the
+    precision of all products, as in training.
     """
     x = load_normalized(observation, normalizer, lane, in_bounds, t, lanes, SPEC)
     if SPEC.bytes:  # hides the bytes from the order of the product's terms, see `act`
@@ -50,13 +50,13 @@ def _load_first_operand(observation, normalizer, lane, in_bounds, t, lanes, SPEC
 
 @triton.jit
 def _first_product(x, weight, SPEC: tl.constexpr):
-    """Pre-activations of the first layer without bias, at least in tf32 for inputs other than bytes."""
+    """Compute pre-activations of the first layer without bias, at least in tf32 for inputs other than bytes."""
     return tl.dot(x, weight, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
 
 
 @triton.jit
 def _later_weights(parameters_ptr, SPEC: tl.constexpr):
-    """Weights of the encoder's later layers as right operands, rounded as when they are packed."""
+    """Load weights of the encoder's later layers as right operands, rounded as when they are packed."""
     weights = ()
     for k in tl.static_range(len(SPEC.weights)):
         weight = load_matrix(
@@ -72,8 +72,8 @@ def _later_weights(parameters_ptr, SPEC: tl.constexpr):
 
 @triton.jit
 def _encoded(z, weights, network, SPEC: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Activations of the last hidden layer, an operand, from the pre-activations z of the first. Bit-identical to
-    `operant.kernels.layers.forward_layer`.
+    """Compute activations of the last hidden layer, an operand, from the pre-activations z of the first. Bit-identical
+    to `operant.kernels.layers.forward_layer`.
     """
     h = _activations(z, network, SPEC, 0)
     for k in tl.static_range(len(SPEC.weights)):
@@ -150,7 +150,7 @@ def act(
     BLOCK_M: tl.constexpr,
     UNITS: tl.constexpr,
 ):
-    """One step t of every lane: encoder, cells, heads. SAMPLE (see `operant.kernels.act.sample_and_store`) samples
+    """Act at step t on every lane: encoder, cells, heads; SAMPLE (see `operant.kernels.act.sample_and_store`) samples
     actions from the outputs. LAST: value only.
 
     With FINALS a tile with a lane truncated by the previous step runs twice: first on its true final observations and
@@ -237,7 +237,9 @@ def first_layer(
     SAVE: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """First layer of a minibatch's rows: features, activations and, with SAVE, the saved tensor of the activation."""
+    """Compute the first layer of a minibatch's rows: features, activations and, with SAVE, the saved tensor of the
+    activation.
+    """
     row, column = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, SPEC.columns_pad)
     block = tl.load(seq.order + seq.first + row // SHAPE.block)
     sample, t = block * SHAPE.block + row % SHAPE.block, block // (lanes // SHAPE.block)

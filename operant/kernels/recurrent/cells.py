@@ -18,6 +18,8 @@ with the bias or the input projection, and `tl.fma` determines which product is 
 | weight_ptr     | (L, 2, K, P, P) | packed weights: input's, then recurrent, of each layer and gate      |
 | parameters_ptr | flat            | parameter vector of the policy, for biases                           |
 
+`SHAPE` is an `operant.kernels.recurrent.shape.Shape`.
+
 Shape letters: P padded units, K gates, L steps of a segment, N lanes, R rows of a lane's state.
 """
 
@@ -34,7 +36,7 @@ from operant.kernels.ops.linear import add_product, rounded_operand
 
 @triton.jit
 def sequence_index(seq, s, in_bounds, lanes, SHAPE: tl.constexpr, ACT: tl.constexpr):
-    """Lane, first step and first row of sequences `s`."""
+    """Compute lane, first step and first row of sequences `s`."""
     if ACT:
         return seq.first + s, seq.step + 0 * s, s
     else:
@@ -59,7 +61,7 @@ def sequence_mask(seq, s, count, FINALS: tl.constexpr):
 
 @triton.jit
 def load_keep(seq, lane, t, in_bounds, lanes):
-    """0 where an episode begins at step t, else 1, (BLOCK_B). The previous state is multiplied by it."""
+    """Load `keep` at step t, (BLOCK_B): 0 where an episode begins, else 1. The previous state is multiplied by it."""
     offset, mask = (t - 1) * lanes + lane, in_bounds & (t > 0)
     ended = tl.load(seq.terminated + offset, mask=mask, other=0) | tl.load(seq.truncated + offset, mask=mask, other=0)
     return tl.where(ended != 0, 0.0, 1.0)
@@ -67,8 +69,8 @@ def load_keep(seq, lane, t, in_bounds, lanes):
 
 @triton.jit
 def state_offset(lane, t, unit, lanes, SHAPE: tl.constexpr, layer, CELL: tl.constexpr, ACT: tl.constexpr):
-    """Offsets of a layer's state, (BLOCK_B, P): current states (R, N) with ACT, else initial states of segments (K, R,
-    N) that begin at steps t. CELL: 0 for h, 1 for an LSTM's c.
+    """Compute offsets of a layer's state, (BLOCK_B, P): current states (R, N) with ACT, else initial states of segments
+    (K, R, N) that begin at steps t. CELL: 0 for h, 1 for an LSTM's c.
     """
     offset = ((layer + CELL * SHAPE.layers) * SHAPE.units + unit[None, :]) * lanes + lane[:, None]
     return offset if ACT else offset + (t // SHAPE.length * SHAPE.rows * lanes)[:, None]
@@ -76,20 +78,20 @@ def state_offset(lane, t, unit, lanes, SHAPE: tl.constexpr, layer, CELL: tl.cons
 
 @triton.jit
 def load_gate_bias(bias_ptr, gate, unit, SHAPE: tl.constexpr):
-    """Bias of a gate, (1, P)."""
+    """Load the bias of a gate, (1, P)."""
     return tl.load(bias_ptr + gate * SHAPE.units + unit, mask=unit < SHAPE.units, other=0.0)[None, :]
 
 
 @triton.jit
 def load_gate_weight(weight_ptr, gate, SHAPE: tl.constexpr):
-    """Packed weight of a gate as a right operand, (inputs, units)."""
+    """Load the packed weight of a gate as a right operand, (inputs, units)."""
     unit = tl.arange(0, SHAPE.pad)
     return tl.load(weight_ptr + (gate * SHAPE.pad + unit[None, :]) * SHAPE.pad + unit[:, None])
 
 
 @triton.jit
 def load_gate_weight_transposed(weight_ptr, gate, SHAPE: tl.constexpr):
-    """Packed weight of a gate as a right operand of the backward pass, (units, inputs)."""
+    """Load the packed weight of a gate as a right operand of the backward pass, (units, inputs)."""
     unit = tl.arange(0, SHAPE.pad)
     return tl.load(weight_ptr + (gate * SHAPE.pad + unit[:, None]) * SHAPE.pad + unit[None, :])
 
@@ -99,7 +101,9 @@ def load_gate_weight_transposed(weight_ptr, gate, SHAPE: tl.constexpr):
 
 @triton.jit
 def mingru_gates(c, z, p, SHAPE: tl.constexpr):
-    """Candidate c, its derivative, z and p from their pre-activations. c = x + 1/2 where x >= 0, else sigmoid(x)."""
+    """Compute candidate c, its derivative, z and p from their pre-activations. c = x + 1/2 where x >= 0, else
+    sigmoid(x).
+    """
     sigmoid_c = sigmoid(c, SHAPE.approximate)
     candidate = tl.where(c >= 0.0, c + 0.5, sigmoid_c)
     return (
@@ -112,7 +116,7 @@ def mingru_gates(c, z, p, SHAPE: tl.constexpr):
 
 @triton.jit
 def mingru_step(c, z, p, x, h, SHAPE: tl.constexpr):
-    """Output x + p (h' - x) and next state h' = h + z (c - h), from the pre-activations of c, z and p."""
+    """Compute output x + p (h' - x) and next state h' = h + z (c - h), from the pre-activations of c, z and p."""
     c, _derivative, z, p = mingru_gates(c, z, p, SHAPE)
     h = tl.fma(z, c - h, h)
     return tl.fma(p, h - x, x), h
@@ -120,7 +124,7 @@ def mingru_step(c, z, p, x, h, SHAPE: tl.constexpr):
 
 @triton.jit
 def lstm_gates(i, f, o, g, SHAPE: tl.constexpr):
-    """Gates i, f, o and candidate g from their pre-activations."""
+    """Compute gates i, f, o and candidate g from their pre-activations."""
     return (
         sigmoid(i, SHAPE.approximate),
         sigmoid(f, SHAPE.approximate),
@@ -131,7 +135,7 @@ def lstm_gates(i, f, o, g, SHAPE: tl.constexpr):
 
 @triton.jit
 def lstm_step(i, f, o, g, c, APPROXIMATE: tl.constexpr):
-    """Next c' = f c + i g and h' = o tanh(c')."""
+    """Compute next c' = f c + i g and h' = o tanh(c')."""
     c = tl.fma(f, c, i * g)
     return c, o * tanh(c, APPROXIMATE)
 
@@ -149,7 +153,7 @@ def lstm_step_backward(i, f, o, g, c, tanh_c, grad_h, grad_c):
 
 @triton.jit
 def gru_step(projected, recurrent, r, z, h, SHAPE: tl.constexpr):
-    """Next state h' = n + z (h - n) and n = tanh(projected + r recurrent), recurrent = W_n h + b_n."""
+    """Compute next state h' = n + z (h - n) and n = tanh(projected + r recurrent), recurrent = W_n h + b_n."""
     n = tanh(tl.fma(r, recurrent, projected), SHAPE.approximate)
     return tl.fma(z, h - n, n), n
 
@@ -159,7 +163,7 @@ def gru_step(projected, recurrent, r, z, h, SHAPE: tl.constexpr):
 
 @triton.jit
 def load_weights(weight_ptr, SHAPE: tl.constexpr):
-    """All weights as right operands, a tuple ordered layer, input's or recurrent, gate; empty unless
+    """Load all weights as right operands, a tuple ordered layer, input's or recurrent, gate; empty unless
     SHAPE.act_resident.
     """
     COUNT: tl.constexpr = SHAPE.layers * SHAPE.matrices * SHAPE.gates if SHAPE.act_resident else 0
@@ -171,7 +175,7 @@ def load_weights(weight_ptr, SHAPE: tl.constexpr):
 
 @triton.jit
 def _weight(weights, weight_ptr, SHAPE: tl.constexpr, LAYER: tl.constexpr, WHICH: tl.constexpr, GATE: tl.constexpr):
-    """Weight of a layer's gate, from registers or from memory. WHICH: 0 the input's, 1 the recurrent."""
+    """Select the weight of a layer's gate from `weights`, or load it. WHICH: 0 the input's, 1 the recurrent."""
     INDEX: tl.constexpr = (LAYER * SHAPE.matrices + WHICH) * SHAPE.gates + GATE
     if SHAPE.act_resident:
         return weights[INDEX]
@@ -181,7 +185,7 @@ def _weight(weights, weight_ptr, SHAPE: tl.constexpr, LAYER: tl.constexpr, WHICH
 
 @triton.jit
 def load_states(seq, lane, in_bounds, lanes, SHAPE: tl.constexpr):
-    """States of all layers: h, and an LSTM's c, (BLOCK_B, P) each."""
+    """Load states of all layers: h, and an LSTM's c, (BLOCK_B, P) each."""
     unit = tl.arange(0, SHAPE.pad)
     mask = in_bounds[:, None] & (unit < SHAPE.units)[None, :]
     COUNT: tl.constexpr = SHAPE.layers
@@ -202,8 +206,8 @@ def load_states(seq, lane, in_bounds, lanes, SHAPE: tl.constexpr):
 def step_layers(
     x, states, weights, weight_ptr, parameters_ptr, seq, lane, keep, in_bounds, lanes, SHAPE: tl.constexpr, WRITE
 ):
-    """Step all layers from input x (BLOCK_B, P), an operand. Stores the next states where WRITE. Returns the last
-    output, an operand.
+    """Step all layers from input x (BLOCK_B, P), an operand. Stores the next states where the mask WRITE is set.
+    Returns the last output, an operand.
     """
     unit = tl.arange(0, SHAPE.pad)
     mask = in_bounds[:, None] & (unit < SHAPE.units)[None, :]
@@ -236,7 +240,7 @@ def step_layers(
 
 @triton.jit
 def _input_projection(x, h, weight, parameters_ptr, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr, GATE: tl.constexpr):
-    """Input projection W x + b of a gate, (BLOCK_B, P), rounded as in training, where it is stored."""
+    """Compute the input projection W x + b of a gate, (BLOCK_B, P), rounded as in training, where it is stored."""
     total = add_product(
         x,
         weight,
@@ -270,7 +274,9 @@ def _pre_activation(
     GATE: tl.constexpr,
     NEXT: tl.constexpr,
 ):
-    """Pre-activation of a gate, and the input weight of gate NEXT. Weights are loaded one product ahead."""
+    """Compute the pre-activation of a gate, and load the input weight of gate NEXT. Weights are loaded one product
+    ahead.
+    """
     own = _weight(weights, weight_ptr, SHAPE, LAYER, 1, GATE)
     projected = _input_projection(x, h, weight, parameters_ptr, unit, SHAPE, LAYER, GATE)
     following = _weight(weights, weight_ptr, SHAPE, LAYER, 0, NEXT)
@@ -320,7 +326,7 @@ def _tile_product(x, weight_ptr, WHICH: tl.constexpr, GATE: tl.constexpr, unit, 
 
 @triton.jit
 def _tile_input_projection(x, weight_ptr, parameters_ptr, GATE: tl.constexpr, unit, zero, SHAPE: tl.constexpr):
-    """Input projection of a gate for some units, rounded as in training, where it is stored."""
+    """Compute the input projection of a gate for some units, rounded as in training, where it is stored."""
     total = _tile_product(
         x,
         weight_ptr,
@@ -335,7 +341,7 @@ def _tile_input_projection(x, weight_ptr, parameters_ptr, GATE: tl.constexpr, un
 
 @triton.jit
 def _tile_pre_activation(x, h, weight_ptr, parameters_ptr, GATE: tl.constexpr, unit, zero, SHAPE: tl.constexpr):
-    """Pre-activation of a gate for some units."""
+    """Compute the pre-activation of a gate for some units."""
     return _tile_product(
         h,
         weight_ptr,
@@ -350,7 +356,7 @@ def _tile_pre_activation(x, h, weight_ptr, parameters_ptr, GATE: tl.constexpr, u
 @triton.jit
 def step_units(x, h, weight_ptr, parameters_ptr, seq, lane, unit, keep, in_bounds, lanes, SHAPE: tl.constexpr, WRITE):
     """Step some units of a GRU or an LSTM of one layer, from input x and state h of all units, operands (BLOCK_B, P).
-    Stores their next state where WRITE. Returns their output, an operand.
+    Stores their next state where the mask WRITE is set. Returns their output, an operand.
     """
     mask = in_bounds[:, None] & (unit < SHAPE.units)[None, :]
     offset = seq.state + state_offset(lane, 0, unit, lanes, SHAPE, 0, 0, True)

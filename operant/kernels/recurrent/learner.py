@@ -53,8 +53,8 @@ MICROBATCH_BYTES = 4 << 30
 def tile_config(
     spec: per_layer.Spec, shape: Shape, layout: Any, chunks: int | None, *, small: bool = False
 ) -> per_layer.PerLayer | str:
-    """Tile config of a minibatch's kernels, or the reason why there is none. `layout`: of the segments; `chunks`:
-    configured number.
+    """Tile config of a minibatch's kernels, or the reason why there is none. `layout` is that of the segments; `chunks`
+    the configured number, or None.
 
     A chunk holds whole segments and a multiple of whole tiles: nothing is masked. `small`: tiles for GPUs with little
     shared memory, or without the larger matrix instructions.
@@ -96,7 +96,9 @@ def tile_config(
 
 
 class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
-    """Kernels of one policy, over states that the algorithm owns."""
+    """Learner of a recurrent policy, over states that the algorithm owns: dense kernels for encoder and heads, cells
+    between them.
+    """
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
         shape: Shape,
         states: States,
     ) -> None:
-        """Layout and order of the task are those of segments."""
+        """`task` has the layout and order of segments; `states` are the lanes' recurrent states, read and written."""
         layout: Any = task.layout  # operant.data.minibatches.Layout
         self._segments = task.buffers.order
         steps = torch.zeros(
@@ -155,27 +157,27 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
 
     @property
     def act_tile(self) -> str:
-        """Key of ACT_TILES."""
+        """Key of this network in ACT_TILES."""
         if max(self.spec.hidden_pad) <= 64:
             return "narrow"
         return "wide" if self.spec.precision == "bf16" else "wide, 32 bits"
 
     @property
     def starts(self) -> Tensor:
-        """States before each segment, (K, R, N)."""
+        """Recurrent states before each segment, (K, R, N)."""
         return self._states.starts
 
     @property
     def _most_rows(self) -> int:
-        """Largest rows of a tile with more than one product; fewer on a small GPU."""
+        """Largest number of rows of a tile with more than one product; fewer on a small GPU."""
         return SMALL // 2 if self.config.block_k == 16 and self.config.stages == 2 else FIRST_BLOCK_M
 
     # ARGUMENTS
 
     @property
     def _cell_shape(self) -> Shape:
-        """Shape without parameter offsets: layers, and networks with other inputs, share the kernels that do not need
-        them.
+        """Shape without parameter offsets, so that layers, and networks with other inputs, share the kernels that do
+        not need them.
         """
         return replace(self.shape, input_weights=(), input_biases=(), state_weights=(), state_biases=())
 
@@ -196,7 +198,7 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
         return self._memory[(layer * self.shape.matrices + which) * self.shape.matrix :]
 
     def _row_tiling(self, wide: int, deep: int) -> dict[str, int]:
-        """Tiling of a product over rows."""
+        """Launch options of a product over rows with `wide` result columns and inner dimension `deep`."""
         return {
             **self._tiling(wide, deep),
             "BLOCK_M": self.config.block_m,
@@ -214,7 +216,9 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
     def _forward_memory(
         self, seq: Sequences, count: int, *, acting: bool, write: bool, truncated_only: bool = False
     ) -> None:
-        """Run the recurrent layers over the encoder's output: `count` sequences, of one step each when acting."""
+        """Run the recurrent layers over the encoder's output for `count` sequences, of one step each with `acting`.
+        `write`: store the final states; `truncated_only`: only lanes that were truncated.
+        """
         shape = self.shape
         rows = count if acting else count * shape.length
         x = self._hidden[self._last - 1]
@@ -294,7 +298,9 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
             x = output
 
     def _cell_options(self, count: int, *, acting: bool = False, backward: bool = False) -> dict[str, int]:
-        """Launch options of a cell's kernel over `count` sequences."""
+        """Launch options of a cell's kernel over `count` sequences: for acting, the backward pass, or by default the
+        forward pass of an update.
+        """
         shape = self.shape
         if shape.kind == "mingru" and not shape.fused:
             return {
@@ -312,8 +318,8 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
     # COLLECT
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Compute actions, log-probabilities and values of step t, and the values of the true final observations of
-        episodes that step t - 1 truncated.
+        """Write actions, log-probabilities and values of step t, and the values of the true final observations of
+        episodes that step t - 1 truncated. `lanes` is None.
         """
         if self.acts_in_one_launch:
             self._act_in_one_launch(t, finals=t > 0 and self._states.finals, last=False)
@@ -371,7 +377,7 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
         )
 
     def final_values(self, t: int) -> None:
-        """Compute the values of true final observations of episodes that step t truncated, with the state before it is
+        """Write the values of true final observations of episodes that step t truncated, with the state before it is
         reset. Acting in one launch computes them with the next step.
         """
         if self.acts_in_one_launch:
@@ -388,8 +394,8 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
             )
 
     def bootstrap(self, finals: bool) -> None:
-        """Compute the values after the last step; when acting in one launch, with `finals` also those of the final
-        observations.
+        """Write the values of the observations after the last step; when acting in one launch, with `finals` also those
+        of the true final observations.
         """
         if self.acts_in_one_launch:
             self._act_in_one_launch(self._steps, finals=finals, last=True)
@@ -416,8 +422,8 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
         *,
         truncated_only: bool,
     ) -> None:
-        """Compute values of observations of step t without updating the state, which is reset where an episode ended
-        before step `forgotten` (0: nowhere).
+        """Write values of observations of step t without updating the state, which is reset where an episode ended
+        before step `forgotten` (0: nowhere). `truncated_only`: only lanes that were truncated.
         """
         tiling = self._head_tiling(0)
         del tiling["BLOCK_N"]
@@ -460,8 +466,8 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
         self.buffers.order.view(*self._segments.shape, L).copy_((block // groups * L + step) * groups + block % groups)
 
     def forward(self, k: int, first_chunk: int) -> Sequences:
-        """Forward pass of minibatch k's chunks from `first_chunk` on, as many as fit the buffers. Returns their
-        sequences.
+        """Forward pass of minibatch k's chunks from `first_chunk` on, as many as fit the buffers. Returns the location
+        of their sequences.
         """
         tiling, minibatch, shape = self._gather_tiling(), self._minibatch(k), self.shape
         seq = self._sequences(minibatch.first_block + first_chunk * self.layout.chunk_blocks, 0, acting=False)
@@ -505,7 +511,7 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
         return seq
 
     def backward(self, k: int) -> None:
-        """Gradient of minibatch k's loss, as rows of partial sums."""
+        """Compute the gradient of minibatch k's loss, as rows of partial sums."""
         self._pack()
         shape = self.shape
         for first_chunk in range(0, self.config.chunks, self._slots):
@@ -600,8 +606,8 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
             torch.cuda.current_stream().wait_stream(self._side_stream)
 
     def _on_side_stream(self, enabled: bool) -> contextlib.AbstractContextManager[object]:
-        """Context of a second stream if `enabled`: a cell's backward pass occupies few multiprocessors, so the weight
-        gradients of a layer overlap it.
+        """Context of a second stream if `enabled`, else of the current one: a cell's backward pass occupies few
+        multiprocessors, so the weight gradients of a layer overlap it.
         """
         if self._side_stream is None or not enabled:
             return contextlib.nullcontext()
@@ -609,7 +615,7 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
         return torch.cuda.stream(self._side_stream)
 
     def _sum_weight_gradients(self, k: int, x: Tensor, first_chunk: int) -> None:
-        """Gradients of a recurrent layer's weights and biases, summed over each chunk's rows."""
+        """Sum gradients of a recurrent layer's weights and biases over each chunk's rows."""
         shape = self.shape
         tiles = {
             **self._tiling(shape.pad, min(self.config.block_m, self.config.block_k)),

@@ -41,13 +41,13 @@ BLOCK, WARPS = 16, 4
 
 @triton.jit
 def _operand(x, PRECISION: tl.constexpr):
-    """Operand of a product, rounded to tf32."""
+    """Convert x to an operand of a product, rounded to tf32."""
     return round_to_tf32(x) if PRECISION == "tf32" else x
 
 
 @triton.jit
 def _load_gates(gates_ptr, offset, gate_stride, mask):
-    """Gates i, f, o, g of a step, (BLOCK, P) each."""
+    """Load gates i, f, o, g of a step, (BLOCK, P) each."""
     first = tl.load(gates_ptr + offset, mask=mask, other=0.0)
     second = tl.load(gates_ptr + offset + gate_stride, mask=mask, other=0.0)
     return (
@@ -74,7 +74,7 @@ def _load_weights(
     PAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Recurrent weights of all gates as right operands (P, P), with strides STRIDE_K and STRIDE_N."""
+    """Load recurrent weights of all gates as right operands (P, P), with strides STRIDE_K and STRIDE_N."""
     weights = ()
     unit = tl.arange(0, PAD)
     mask = (unit < UNITS)[:, None] & (unit < UNITS)[None, :]
@@ -102,7 +102,7 @@ def lstm_forward(
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Forward pass: c' = f c + i g, h' = o tanh(c'), for all steps."""
+    """LSTM forward pass: c' = f c + i g, h' = o tanh(c'), for all T steps."""
     tower, gate_stride = tl.program_id(1), tl.cast(gate_stride, tl.int64)
     lane, unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PAD)
     valid = lane < lanes
@@ -156,7 +156,7 @@ def lstm_backward(
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Backward pass: gradient of all h to the gradients of the gates' pre-activations."""
+    """LSTM backward pass: gradient of all h to the gradients of the gates' pre-activations."""
     tower, gate_stride = tl.program_id(1), tl.cast(gate_stride, tl.int64)
     lane, unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PAD)
     valid = lane < lanes
@@ -213,7 +213,7 @@ def lstm_backward(
 
 
 class Warmup(Launcher):
-    """Trial launch of both kernels for a number of units."""
+    """Trial of both kernels for a number of units: compiles them, to check that the GPU can run them."""
 
     def __init__(self, units: int, device: torch.device) -> None:
         self._rows, self._device, self._units = torch.zeros(8 * units * BLOCK, device=device), device, units
@@ -233,7 +233,7 @@ class Steps(torch.autograd.Function):
     def forward(
         ctx: Any, inputs: Tensor, weight: Tensor, initial: Tensor, initial_cell: Tensor, keep: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """States (G, M, T, B) and the last c (G, M, B)."""
+        """Return states (G, M, T, B) and the last c (G, M, B)."""
         (G, M, B), T = initial.shape, inputs.shape[2]
         arguments = tuple(part.contiguous() for part in (inputs, weight, initial, initial_cell, keep))
         states, cells, gates = (
@@ -249,7 +249,7 @@ class Steps(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_states: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the input projections and of the recurrent weight."""
+        """Return gradients of the input projections and of the recurrent weight; None for the other inputs."""
         weight, initial, initial_cell, keep, states, cells, gates = ctx.saved_tensors
         (G, M, B), T = initial.shape, keep.shape[0]
         grad_gates = torch.empty_like(gates)
@@ -275,7 +275,7 @@ class Steps(torch.autograd.Function):
 
 
 def options(units: int) -> dict[str, Any]:
-    """Compile-time constants of both kernels."""
+    """Compile-time constants of both kernels for this number of units."""
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     return {
         "UNITS": units,

@@ -63,7 +63,7 @@ def project_inputs(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Input projections W x + b: x (rows, P) to (rows, columns). With FINALS only tiles with a truncated lane.
+    """Compute input projections W x + b: x (rows, P) to (rows, columns). With FINALS only tiles with a truncated lane.
 
     Program axes: tile of outputs, tile of rows.
     """
@@ -91,7 +91,8 @@ def input_gradient(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Gradient of the input grad_x = W^T g (rows, P), g the gradients of the pre-activations in `gates_ptr`.
+    """Compute the gradient of the input grad_x = W^T g (rows, P), g the gradients of the pre-activations in
+    `gates_ptr`.
 
     ADD: plus `added_ptr` (rows, P). ACTIVATION: times the activation's derivative below. Program axes: tile of units,
     tile of rows.
@@ -125,7 +126,8 @@ def weight_gradient(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Weight gradient g^T x of a layer (K M, M), one row of partial sums for each chunk of `slot` rows, `width` apart.
+    """Compute the weight gradient g^T x of a layer (K M, M), one row of partial sums for each chunk of `slot` rows,
+    `width` apart.
 
     `right_ptr` (rows, P): x, the layer's input, or with RECURRENT its previous states. BIASES: also the bias gradient,
     the sum of g; with RECURRENT that of a GRU's b_n. Program axes: tile of the weight, chunk.
@@ -163,7 +165,8 @@ def weight_gradient(
 
 @triton.jit(do_not_specialize=["slot"])
 def bias_gradient(gradient_ptr, grad_bias_ptr, slot, width, SHAPE: tl.constexpr, BLOCK: tl.constexpr):
-    """Bias gradient of the layer below: its gradient (rows, P) summed over each chunk of `slot` rows, `width` apart.
+    """Sum the gradient (rows, P) of the layer below over each chunk of `slot` rows, `width` apart, to its bias
+    gradient.
 
     Program axis: chunk.
     """

@@ -31,7 +31,7 @@ step.
 
 @dataclass(frozen=True)
 class Shape:
-    """Recurrent layers of one cell, all of one width."""
+    """Compile-time constants of the recurrent layers, all of one cell and one width."""
 
     kind: str  # "mingru", "gru" or "lstm"
     layers: int
@@ -54,12 +54,12 @@ class Shape:
     state_biases: tuple[int, ...]  # GRU only
 
     def lean(self) -> Shape:
-        """Shape of programs that hold no weights."""
+        """Copy for programs that hold no weights."""
         return replace(self, fused=False, resident=False, act_resident=False)
 
     @property
     def act_tiled(self) -> bool:
-        """Whether acting computes a GRU or an LSTM of one layer in blocks of units, as its weights do not fit in
+        """Whether acting computes a GRU or an LSTM of one layer in blocks of units, because its weights do not fit in
         registers.
         """
         return self.kind != "mingru" and not self.act_resident and self.layers == 1
@@ -71,25 +71,25 @@ class Shape:
 
     @property
     def recurrent_columns(self) -> tuple[int, ...]:
-        """Column (in P) of each gate's gradient for the recurrent weights. A GRU's n has two: column 2 of its input
-        projection, column 3 of W_n h + b_n.
+        """Column (in P) of each gate's gradient for the recurrent weights. A GRU's n has two columns: 2 of its input
+        projection, 3 of W_n h + b_n.
         """
         return (0, 1, 3) if self.kind == "gru" else tuple(range(self.gates))
 
     @property
     def matrix(self) -> int:
-        """Elements of a layer's packed weight, (K P, P)."""
+        """Number of elements in a layer's packed weight, (K P, P)."""
         return self.gates * self.pad * self.pad
 
     @property
     def matrices(self) -> int:
-        """Packed weights of a layer: the input's, and the recurrent one of a GRU or an LSTM."""
+        """Number of packed weights of a layer: the input's, and the recurrent one of a GRU or an LSTM."""
         return 1 if self.kind == "mingru" else 2
 
 
 class Sequences(NamedTuple):
-    """Location of sequences in the rollout: segments of a minibatch by its order, or single steps of all lanes when
-    acting.
+    """Location of sequences in the rollout: segments of a minibatch by its order, or (for acting) single steps of all
+    lanes.
     """
 
     order: Any  # (E, M) int32, blocks of a minibatch's steps
@@ -102,14 +102,14 @@ class Sequences(NamedTuple):
 
 
 class Finals(NamedTuple):
-    """True final observations and their values."""
+    """True final observations of truncated episodes, and the buffers of their values."""
 
     observation: Any  # (T, O, N)
     value: Any  # (T, N)
 
 
 class States(NamedTuple):
-    """Recurrent states that the algorithm owns."""
+    """Recurrent states that the algorithm owns: of the lanes, and before each segment."""
 
     now: Tensor  # current states, (R, N)
     starts: Tensor  # states before each segment, (K, R, N)
@@ -117,7 +117,7 @@ class States(NamedTuple):
 
 
 def unsupported_reason(policy: Policy, samples: int) -> str | None:
-    """Reason why this policy cannot run fused, or None. `samples`: (T + 1) N."""
+    """Reason why this policy cannot run fused, or None if it can. `samples`: (T + 1) N."""
     net: Any = policy.net
     if not hasattr(net, "encoder"):
         return "fused kernels support dense layers only"
@@ -138,7 +138,7 @@ def unsupported_reason(policy: Policy, samples: int) -> str | None:
 
 
 def reason_for_torch(policy: Policy, precision: str) -> str | None:
-    """Reason why torch is preferred for a policy that could run fused, or None."""
+    """Reason why torch is preferred for a policy that could run fused, or None if it is not."""
     memory: Any = policy.net.memory
     if precision == "fp32" and memory.units > MAX_FP32:
         override = 'algo.kernels = "fused" uses them nevertheless'

@@ -59,7 +59,9 @@ from operant.kernels.recurrent.cells import (
 
 @triton.jit
 def _sequences(seq, count, lanes, SHAPE: tl.constexpr, ACT: tl.constexpr, FINALS: tl.constexpr, BLOCK_B: tl.constexpr):
-    """Sequences of a program: units (P), validity, mask (BLOCK_B, P), lanes, first steps and first rows (BLOCK_B)."""
+    """Locate the sequences of a program: units (P), validity, mask (BLOCK_B, P), lanes, first steps and first rows
+    (BLOCK_B).
+    """
     s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, SHAPE.pad)
     valid = sequence_mask(seq, s, count, FINALS)
     mask = valid[:, None] & (unit < SHAPE.pad)[None, :]
@@ -69,13 +71,13 @@ def _sequences(seq, count, lanes, SHAPE: tl.constexpr, ACT: tl.constexpr, FINALS
 
 @triton.jit
 def _offsets(row, unit, SHAPE: tl.constexpr):
-    """Offsets of rows in buffers (rows, P) and (rows, columns), (BLOCK_B, P) each."""
+    """Compute offsets of rows in buffers (rows, P) and (rows, columns), (BLOCK_B, P) each."""
     return row[:, None] * SHAPE.pad + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
 
 
 @triton.jit
 def _load_weights(weight_ptr, SHAPE: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """Weights of all gates as right operands, a tuple of (P, P)."""
+    """Load weights of all gates as right operands, a tuple of (P, P)."""
     GATES: tl.constexpr = SHAPE.gates
     weights = ()
     for k in tl.static_range(GATES):
@@ -87,7 +89,7 @@ def _load_weights(weight_ptr, SHAPE: tl.constexpr, TRANSPOSED: tl.constexpr):
 
 @triton.jit
 def _load_biases(bias_ptr, unit, SHAPE: tl.constexpr):
-    """Biases of all gates, a tuple of (1, P)."""
+    """Load biases of all gates, a tuple of (1, P)."""
     GATES: tl.constexpr = SHAPE.gates
     biases = ()
     for k in tl.static_range(GATES):
@@ -97,7 +99,7 @@ def _load_biases(bias_ptr, unit, SHAPE: tl.constexpr):
 
 @triton.jit
 def _load_3_gates(gates_ptr, offset, mask, SHAPE: tl.constexpr):
-    """Gates 0, 1 and 2 of rows, in float32."""
+    """Load gates 0, 1 and 2 of rows, in float32."""
     first = tl.load(gates_ptr + offset, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(gates_ptr + offset + SHAPE.pad, mask=mask, other=0.0).to(tl.float32)
     return first, second, tl.load(gates_ptr + offset + 2 * SHAPE.pad, mask=mask, other=0.0).to(tl.float32)
@@ -105,7 +107,7 @@ def _load_3_gates(gates_ptr, offset, mask, SHAPE: tl.constexpr):
 
 @triton.jit
 def _load_4_gates(gates_ptr, offset, mask, SHAPE: tl.constexpr):
-    """All four gates of rows, in the dtype of the buffer."""
+    """Load all four gates of rows, in the dtype of the buffer."""
     first, second = (
         tl.load(gates_ptr + offset, mask=mask, other=0.0),
         tl.load(gates_ptr + offset + SHAPE.pad, mask=mask, other=0.0),
@@ -120,7 +122,7 @@ def _load_4_gates(gates_ptr, offset, mask, SHAPE: tl.constexpr):
 
 @triton.jit
 def _to_f32(gates):
-    """Four gates in float32."""
+    """Convert four gates to float32."""
     return gates[0].to(tl.float32), gates[1].to(tl.float32), gates[2].to(tl.float32), gates[3].to(tl.float32)
 
 
@@ -135,7 +137,7 @@ def _store_4_gates(gates_ptr, offset, mask, gates, SHAPE: tl.constexpr):
 
 @triton.jit
 def _mingru_projections(x, weights, biases, SHAPE: tl.constexpr):
-    """Pre-activations W x + b of MinGRU's candidate, z and p, from inputs x (BLOCK_B, P)."""
+    """Compute pre-activations W x + b of MinGRU's candidate, z and p, from inputs x (BLOCK_B, P)."""
     zero = tl.zeros(x.shape, tl.float32)
     candidate, z = (
         add_product(x, weights[0], zero + biases[0], SHAPE),

@@ -1,7 +1,7 @@
 """Triton kernel of acting: the actions of one tick and, in the same launch, the batch of the update that follows.
 
 A lane's action depends on that lane alone. Of the newest tick a batch reads only the observation, so both can run at
-once. Knows no loss.
+once. Knows no loss. Common constants: SPEC: `NarrowSpec`; REPLAY: `ReplaySpec`; BLOCK_M: lanes of a tile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from operant.kernels.ops.replay import normalize_observation, sample_tile
 
 @triton.jit
 def _act_tile(tile, buffers, actor, t, lanes, SPEC: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Actions of a tile of lanes."""
+    """Write the actions of a tile of BLOCK_M lanes at tick t. Parameters as `act`'s."""
     ACTOR: tl.constexpr = SPEC.actor
     lane = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     observation, _mask = load_observation(buffers, t, lane, lanes, SPEC)
@@ -68,7 +68,8 @@ def act(
     BLOCK_M: tl.constexpr,
     SAMPLE_BLOCK_M: tl.constexpr,
 ):
-    """Actions of tick t by the first `tiles` programs; the others sample the batch of the update that is due after it.
+    """Choose the actions of tick t in the first `tiles` programs; the others sample the batch of the update that is due
+    after it.
 
     | parameter | shape  | meaning                                    |
     |-----------|--------|--------------------------------------------|

@@ -20,7 +20,7 @@ FEW_LANES, MANY_LANES_TILE = 4096, 64
 
 
 class NarrowEngine(ActorCriticEngine):
-    """Fused kernels of SAC and TD3 with networks of up to 256 units."""
+    """Engine of SAC and TD3 for networks of up to 256 units: a program runs a whole network over a tile of samples."""
 
     shape: NarrowSpec
 
@@ -65,7 +65,7 @@ class NarrowEngine(ActorCriticEngine):
     # ACT
 
     def prepare(self) -> None:
-        """Begin an iteration: read the normalizer and pack all parameters."""
+        """Prepare an iteration: read the normalizer and pack all parameters."""
         super().prepare()
         shape = self.shape
         packs = [
@@ -88,7 +88,9 @@ class NarrowEngine(ActorCriticEngine):
             )
 
     def act(self, t: int) -> None:
-        """Choose the actions of tick t and, in the same launch, sample the batch of the first update after it."""
+        """Choose the actions of tick t (vectorised step) and, in the same launch, sample the batch of the first update
+        after it.
+        """
         block_m = TILE if self._lanes <= FEW_LANES else MANY_LANES_TILE
         tiles, due = -(-self._lanes // block_m), self.cycle.config.due(t)
         self._sampled = (t + 1, due[0]) if due else None
@@ -111,7 +113,7 @@ class NarrowEngine(ActorCriticEngine):
         )
 
     def store(self, t: int) -> None:
-        """Store tick t in the replay: at once, or in the first launch of the update that follows."""
+        """Store tick t of the iteration in the replay: at once, or in the first launch of the update that follows."""
         if self.cycle.config.due(t):
             self._deferred_tick = t
         else:
@@ -120,7 +122,7 @@ class NarrowEngine(ActorCriticEngine):
     # LEARN
 
     def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch, of a replay with `ticks` of the iteration stored."""
+        """Learn from one batch: update `number` of the iteration, after `ticks` of its ticks are stored."""
         if self._sampled != (ticks, number):
             self.sample(ticks, number)
         self._sampled = None
@@ -145,7 +147,9 @@ class NarrowEngine(ActorCriticEngine):
             )
 
     def evaluate(self, *, update_actor: bool = True) -> None:
-        """Run all networks on the batch, count optimizer steps, and store the deferred tick."""
+        """Run all networks on the batch, count optimizer steps, and store the deferred tick. `update_actor`: the actor
+        learns in this update.
+        """
         shape, tick = self.shape, self._deferred_tick
         self._deferred_tick = None
         self.launch(
@@ -173,7 +177,7 @@ class NarrowEngine(ActorCriticEngine):
         )
 
     def step_critics(self, *, move_targets: bool = True) -> None:
-        """Gradient and step of the critics, then their targets' Polyak averaging."""
+        """Compute the critics' gradient and step them; with `move_targets` also their targets, by Polyak averaging."""
         shape, net = self.shape, self.shape.critic
         self.launch(
             step,
@@ -195,7 +199,7 @@ class NarrowEngine(ActorCriticEngine):
         )
 
     def action_gradient(self) -> None:
-        """Q and dQ / da at the actor's actions: of all critics for SAC, of the first for TD3."""
+        """Compute Q and dQ / da at the actor's actions: of all critics for SAC, of the first for TD3."""
         grid = (self.shape.batch // TILE, self.shape.critic.towers if self.shape.stochastic else 1)
         self.launch(
             action_gradient,
@@ -209,7 +213,7 @@ class NarrowEngine(ActorCriticEngine):
         )
 
     def actor_gradient(self) -> None:
-        """Gradients of the actor's pre-activations."""
+        """Compute the gradients of the actor's loss by its pre-activations."""
         self.launch(
             actor_gradient,
             (self.shape.batch // TILE,),
@@ -223,7 +227,9 @@ class NarrowEngine(ActorCriticEngine):
         )
 
     def step_actor(self) -> None:
-        """Gradient and step of the actor; for SAC the statistics and the temperature, for TD3 the target actor."""
+        """Compute the actor's gradient and step it; for SAC also the statistics and the temperature, for TD3 the target
+        actor.
+        """
         shape, net = self.shape, self.shape.actor
         self.launch(
             step,

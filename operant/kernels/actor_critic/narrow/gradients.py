@@ -3,6 +3,9 @@
 `evaluate` runs all networks on a batch at once: target critics at the next observations, critics with their gradients,
 and the actor's actions. A critic has one output, so its layers' gradients are those of Q, scaled later by each sample's
 TD error; hence no part waits for another. No kernel here steps a parameter.
+
+Common parameters, structs as in `evaluate`'s table: `row` (rows): samples of the tile; `tower`: index of the critic;
+`SPEC`: `NarrowSpec`; `NET`: `Net`; `BLOCK_M`: samples of a tile.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from operant.kernels.ops.replay import store_tick
 
 @triton.jit
 def _load_tile(base_ptr, row, SPEC: tl.constexpr):
-    """Rows of a tensor (B, columns)."""
+    """Load rows of a tensor (B, columns)."""
     return tl.load(base_ptr + row[:, None] * SPEC.columns + tl.arange(0, SPEC.columns)[None, :])
 
 
@@ -43,7 +46,9 @@ def _store_tile(base_ptr, row, x, SPEC: tl.constexpr):
 
 @triton.jit
 def _save_layers(layers, row, hidden, gradients, tower, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Store each hidden layer's activations and, if there are any, gradients of its pre-activations, as operands."""
+    """Store each hidden layer's activations and, if `gradients` is not empty, those of its pre-activations, as
+    operands.
+    """
     for k in tl.static_range(len(NET.layers) - 1):
         unit = tl.arange(0, NET.layers[k].rows_pad)[None, :]
         offset = (tower * SPEC.batch + row)[:, None] * NET.layers[k].rows_pad + unit
@@ -57,8 +62,8 @@ def _save_layers(layers, row, hidden, gradients, tower, SPEC: tl.constexpr, NET:
 
 @triton.jit
 def _next_action(batch, actor, scratch, critic_optimizer, x, row, SPEC: tl.constexpr):
-    """Action at the next observation, zero outside its columns: SAC samples it from the actor, TD3 adds clipped noise
-    to the target actor's action (Fujimoto, van Hoof & Meger 2018).
+    """Compute the action at the next observation, zero outside its columns: SAC samples it from the actor, TD3 adds
+    clipped noise to the target actor's action (Fujimoto, van Hoof & Meger 2018).
     """
     ACTOR: tl.constexpr = SPEC.actor
     noise = normal(batch.noise, row, 0, SPEC.batch, is_action(SPEC), SPEC)
@@ -80,7 +85,7 @@ def _next_action(batch, actor, scratch, critic_optimizer, x, row, SPEC: tl.const
 
 @triton.jit
 def _evaluate_target(batch, actor, target, scratch, critic_optimizer, row, tower, SPEC: tl.constexpr):
-    """Q' of one target critic at the next observation and action."""
+    """Write Q' of one target critic (`tower`) at the next observation and action."""
     CRITIC: tl.constexpr = SPEC.critic
     x = _load_tile(batch.next_inputs, row, SPEC)
     single_ptr, packed_ptr = target.single + tower * SPEC.critic.single, target.packed + tower * SPEC.critic.packed
@@ -93,7 +98,7 @@ def _evaluate_target(batch, actor, target, scratch, critic_optimizer, row, tower
 
 @triton.jit
 def _evaluate_critic(batch, critic, scratch, layers, row, tower, SPEC: tl.constexpr):
-    """Q of one critic on the batch, its activations, and Q's gradients by its pre-activations."""
+    """Write Q of one critic (`tower`) on the batch, its activations, and Q's gradients by its pre-activations."""
     CRITIC: tl.constexpr = SPEC.critic
     x = _load_tile(batch.inputs, row, SPEC)
     single_ptr, packed_ptr = critic.single + tower * SPEC.critic.single, critic.packed + tower * SPEC.critic.packed
@@ -106,7 +111,7 @@ def _evaluate_critic(batch, critic, scratch, layers, row, tower, SPEC: tl.conste
 
 @triton.jit
 def _evaluate_actor(batch, actor, scratch, layers, row, SPEC: tl.constexpr):
-    """The actor's actions on the batch, and what its backward pass reads."""
+    """Write the actor's actions on the batch, and the tensors that its backward pass reads."""
     ACTOR: tl.constexpr = SPEC.actor
     x = _load_tile(batch.inputs, row, SPEC)
     trunk = load_trunk(actor.single, actor.packed, SPEC, ACTOR)
@@ -149,7 +154,7 @@ def evaluate(
     BLOCK_M: tl.constexpr,
 ):
     """Run all networks on a batch. Grid: (B / BLOCK_M, parts); parts: G target critics, G critics, the actor with the
-    step counters and, with STORE, storing the deferred tick.
+    step counters and, with STORE, the storing of the deferred tick.
 
     | parameter         | shape  | meaning                                                             |
     |-------------------|--------|---------------------------------------------------------------------|
@@ -190,7 +195,7 @@ def evaluate(
 
 @triton.jit
 def action_gradient(batch, critic, scratch, SPEC: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Q of each critic at the actor's action, and dQ / da. Grid: (B / BLOCK_M, critics).
+    """Write Q of each critic at the actor's action, and dQ / da. Grid: (B / BLOCK_M, critics).
 
     | parameter | shape  | meaning                                              |
     |-----------|--------|------------------------------------------------------|
@@ -221,7 +226,7 @@ def action_gradient(batch, critic, scratch, SPEC: tl.constexpr, BLOCK_M: tl.cons
 
 @triton.jit
 def _min_q_gradient(scratch, row, SPEC: tl.constexpr):
-    """D min_c Q_c / da, (rows, columns): the gradient of the critic with the lowest value."""
+    """Load d min_c Q_c / da, (rows, columns): the gradient of the critic with the lowest value."""
     q = tl.load(scratch.actor_q + row)
     gradient = _load_tile(scratch.q_gradient, row, SPEC)
     for k in tl.static_range(SPEC.critic.towers - 1):
@@ -234,7 +239,7 @@ def _min_q_gradient(scratch, row, SPEC: tl.constexpr):
 
 @triton.jit
 def actor_gradient(actor, scratch, layers, temperature, SPEC: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Gradients of the actor's loss by its pre-activations. Grid: (B / BLOCK_M,).
+    """Write the gradients of the actor's loss by its pre-activations. Grid: (B / BLOCK_M,).
 
     The loss is E[alpha log pi - min_c Q_c] for SAC, and E[-Q_1] for TD3.
 

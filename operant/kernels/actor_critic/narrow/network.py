@@ -1,6 +1,9 @@
 """Triton functions of narrow networks: forward passes, and the gradient of Q by a network's pre-activations.
 
 A program holds a tile of samples, (rows, features), and runs a whole network over it, from packed weights.
+
+Common parameters: `SPEC`: `NarrowSpec`; `NET`: `Net` of the network; `single_ptr`, `packed_ptr`: one tower of its
+`PackedWeights`; `PRELOAD`: load weights before the inputs are known; `trunk` as `load_trunk` returns it.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from operant.kernels.ops.linear import operand, product, round_to_tf32
 
 @triton.jit
 def load_weight(weight_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRELOAD: tl.constexpr):
-    """Load a packed weight (rows, columns) as the right operand (columns, rows); without PRELOAD return its pointer."""
+    """Load a packed weight (rows, columns) as the right operand (columns, rows); without PRELOAD return its pointer
+    instead.
+    """
     if PRELOAD:
         return tl.load(weight_ptr + tl.arange(0, ROWS)[None, :] * COLUMNS + tl.arange(0, COLUMNS)[:, None])
     else:
@@ -26,7 +31,7 @@ def load_weight(weight_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRELOAD: 
 
 @triton.jit
 def _halves(x):
-    """The first and the second half of a tile's columns."""
+    """Split a tile's columns into a first and a second half."""
     M: tl.constexpr = x.shape[0]
     N: tl.constexpr = x.shape[1] // 2
     return tl.split(tl.permute(tl.reshape(x, (M, 2, N)), (0, 2, 1)))
@@ -34,7 +39,7 @@ def _halves(x):
 
 @triton.jit
 def matmul_transposed(x, weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC: tl.constexpr):
-    """X W^T; `weight` as `load_weight` returns it."""
+    """Compute x W^T; `weight` as `load_weight` returns it."""
     if SPEC.preload:
         return product(x, weight, SPEC)
     else:
@@ -43,7 +48,7 @@ def matmul_transposed(x, weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC
 
 @triton.jit
 def matmul(x, weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC: tl.constexpr):
-    """X W; `weight` as `load_weight` returns it."""
+    """Compute x W; `weight` as `load_weight` returns it."""
     if SPEC.preload:
         return product(x, tl.trans(weight), SPEC)
     else:
@@ -52,13 +57,13 @@ def matmul(x, weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC: tl.conste
 
 @triton.jit
 def matmul_ptr(x, weight_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC: tl.constexpr):
-    """X W with the packed weight (ROWS, COLUMNS) at a pointer."""
+    """Compute x W with the packed weight (ROWS, COLUMNS) at a pointer."""
     return _matmul_ptr(x, weight_ptr, COLUMNS, ROWS, COLUMNS, 1, SPEC)
 
 
 @triton.jit
 def _matmul_slice(x, weight_ptr, N: tl.constexpr, STRIDE_K: tl.constexpr, STRIDE_N: tl.constexpr, SPEC: tl.constexpr):
-    """X (rows, K) times the matrix (K, N) at a pointer, in one product."""
+    """Multiply x (rows, K) by the matrix (K, N) at a pointer, in one product."""
     K: tl.constexpr = x.shape[1]
     return product(
         x, tl.load(weight_ptr + tl.arange(0, K)[:, None] * STRIDE_K + tl.arange(0, N)[None, :] * STRIDE_N), SPEC
@@ -75,7 +80,7 @@ def _matmul_ptr(
     STRIDE_N: tl.constexpr,
     SPEC: tl.constexpr,
 ):
-    """X (rows, K) times the matrix (K, N) at a pointer, in one, two or four products of up to SPEC.max_depth."""
+    """Multiply x (rows, K) by the matrix (K, N) at a pointer, in one, two or four products of up to SPEC.max_depth."""
     if SPEC.max_depth >= K:
         return _matmul_slice(x, weight_ptr, N, STRIDE_K, STRIDE_N, SPEC)
     else:
@@ -100,13 +105,13 @@ def _matmul_ptr(
 
 @triton.jit
 def first_layer_product(x, weight, SPEC: tl.constexpr):
-    """Product of the first layer, in tf32 at least: raw observations may be large and differ little."""
+    """Compute the product of the first layer, in tf32 at least: raw observations may be large and differ little."""
     return tl.dot(x, weight, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
 
 
 @triton.jit
 def first_layer_operand(x, SPEC: tl.constexpr):
-    """Input of the first layer in the type of its product."""
+    """Cast the input of the first layer to the type of its product."""
     return x if SPEC.precision == "ieee" else round_to_tf32(x)
 
 
@@ -115,7 +120,7 @@ def first_layer_operand(x, SPEC: tl.constexpr):
 
 @triton.jit
 def load_trunk(single_ptr, packed_ptr, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Hidden layers of a tower: the first weight, the later weights (or their pointers), and all biases."""
+    """Load the hidden layers of a tower: the first weight, the later weights (or their pointers), and all biases."""
     FIRST: tl.constexpr = NET.layers[0]
     first = tl.load(
         single_ptr
@@ -137,7 +142,7 @@ def load_trunk(single_ptr, packed_ptr, SPEC: tl.constexpr, NET: tl.constexpr):
 
 @triton.jit
 def forward_trunk(x, trunk, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Activations of each hidden layer, (rows, H) float32, from inputs x (rows, columns)."""
+    """Compute activations of each hidden layer, (rows, H) float32, from inputs x (rows, columns)."""
     first, weights, biases = trunk
     h = activate(first_layer_product(first_layer_operand(x, SPEC), first, SPEC) + biases[0][None, :], SPEC)
     hidden = (h,)
@@ -158,21 +163,21 @@ def forward_trunk(x, trunk, SPEC: tl.constexpr, NET: tl.constexpr):
 
 @triton.jit
 def load_value_head(single_ptr, NET: tl.constexpr):
-    """Weight (H) and bias of a critic's head."""
+    """Load weight (H) and bias of a critic's head."""
     HEAD: tl.constexpr = NET.layers[-1]
     return tl.load(single_ptr + HEAD.packed + tl.arange(0, HEAD.columns_pad)), tl.load(single_ptr + HEAD.packed_bias)
 
 
 @triton.jit
 def q_value(h, head):
-    """Q (rows) from the last hidden layer's activations."""
+    """Compute Q (rows) from the last hidden layer's activations; `head` as `load_value_head` returns it."""
     weight, bias = head
     return tl.sum(h * weight[None, :], axis=1) + bias
 
 
 @triton.jit
 def q_backward(hidden, trunk, head, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Gradients of Q by each hidden layer's pre-activations, (rows, H) each, first layer first."""
+    """Compute gradients of Q by each hidden layer's pre-activations, (rows, H) each, first layer first."""
     _first, weights, _biases = trunk
     weight, _bias = head
     grad_z = weight[None, :] * activation_gradient(hidden[len(NET.layers) - 2], SPEC)
@@ -191,7 +196,9 @@ def q_backward(hidden, trunk, head, SPEC: tl.constexpr, NET: tl.constexpr):
 
 @triton.jit
 def load_gaussian_head(single_ptr, packed_ptr, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Weights of means and of raw standard deviations, (H, columns) each, and their biases, in the action's columns."""
+    """Load weights of means and of raw standard deviations, (H, columns) each, and their biases, in the action's
+    columns.
+    """
     HEAD: tl.constexpr = NET.layers[-1]
     column, unit = tl.arange(0, SPEC.columns), tl.arange(0, HEAD.columns_pad)
     weight_ptr = packed_ptr + HEAD.packed + column[None, :] * HEAD.columns_pad + unit[:, None]
@@ -206,7 +213,7 @@ def load_gaussian_head(single_ptr, packed_ptr, SPEC: tl.constexpr, NET: tl.const
 
 @triton.jit
 def gaussian_outputs(h, head, SPEC: tl.constexpr):
-    """Means and raw standard deviations, (rows, columns), from the last hidden layer's activations."""
+    """Compute means and raw standard deviations, (rows, columns), from the last hidden layer's activations."""
     mean, raw, mean_bias, raw_bias = head
     x = operand(h, SPEC)
     return product(x, mean, SPEC) + mean_bias[None, :], product(x, raw, SPEC) + raw_bias[None, :]
@@ -214,7 +221,7 @@ def gaussian_outputs(h, head, SPEC: tl.constexpr):
 
 @triton.jit
 def load_mean_head(single_ptr, packed_ptr, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Weight (H, columns) and bias of a deterministic actor's head."""
+    """Load weight (H, columns) and bias of a deterministic actor's head."""
     HEAD: tl.constexpr = NET.layers[-1]
     column, unit = tl.arange(0, SPEC.columns), tl.arange(0, HEAD.columns_pad)
     return tl.load(packed_ptr + HEAD.packed + column[None, :] * HEAD.columns_pad + unit[:, None]), tl.load(
@@ -224,6 +231,6 @@ def load_mean_head(single_ptr, packed_ptr, SPEC: tl.constexpr, NET: tl.constexpr
 
 @triton.jit
 def deterministic_action(h, head, SPEC: tl.constexpr):
-    """Tanh of the actor's outputs, (rows, columns); zero outside the action's columns."""
+    """Compute tanh of the actor's outputs, (rows, columns); zero outside the action's columns."""
     weight, bias = head
     return tl.where(is_action(SPEC), tanh(product(operand(h, SPEC), weight, SPEC) + bias[None, :], False), 0.0)

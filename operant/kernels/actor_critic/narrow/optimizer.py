@@ -2,6 +2,9 @@
 steps it, from the samples to Adam, the target and the packed copies.
 
 Sums over the batch run in one order inside one program, so equal batches give equal bits. Knows no forward pass.
+
+Common parameters, structs as in `step`'s table: `SPEC`: `NarrowSpec`; `NET`: `Net` of the network; `LAYER`: index of
+the layer; `IS_ACTOR`: the network is the actor; `TARGET`: it has a target to move; `tower`: index of the critic.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from operant.kernels.ops.linear import add_product, compensated, operand, round_
 
 @triton.jit
 def td_errors(batch, scratch, row, critic, alpha, SPEC: tl.constexpr):
-    """Q - y (rows) of a critic; y = r + discount (min_c Q'_c - alpha log pi), without the last term for TD3."""
+    """Compute Q - y (rows) of a critic; y = r + discount (min_c Q'_c - alpha log pi), without the last term for TD3."""
     next_value = min_over_critics(scratch.next_q, row, SPEC)
     if SPEC.stochastic:
         next_value -= alpha * tl.load(scratch.next_log_prob + row)
@@ -29,7 +32,7 @@ def td_errors(batch, scratch, row, critic, alpha, SPEC: tl.constexpr):
 
 @triton.jit
 def _load_parameters(offset, mask, parameters, target, TARGET: tl.constexpr):
-    """A block's parameters, Adam's running averages, and the target's parameters."""
+    """Load a block's parameters, Adam's running averages, and with TARGET the target's parameters."""
     x = tl.load(parameters.vector + offset, mask=mask, other=0.0)
     m = tl.load(parameters.exp_avg + offset, mask=mask, other=0.0)
     v = tl.load(parameters.exp_avg_sq + offset, mask=mask, other=0.0)
@@ -56,8 +59,8 @@ def _adam_block(offset, mask, grad, parameters, target, scalars, loaded, TARGET:
 
 @triton.jit
 def _row_of(row, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr, IS_ACTOR: tl.constexpr):
-    """Row of the flat vector's weight for a packed row, and its mask. An actor's packed head has means and standard
-    deviations in the action's columns.
+    """Map packed rows to rows of the weight in the flat vector, and their mask. An actor's packed head has means and
+    standard deviations in the action's columns.
     """
     SHAPE: tl.constexpr = NET.layers[LAYER]
     if IS_ACTOR and SHAPE.last:
@@ -86,7 +89,9 @@ def _step_block(
     IS_ACTOR: tl.constexpr,
     TARGET: tl.constexpr,
 ):
-    """Gradient and step of one block of a layer's weight. Parameters as `step`'s; `block`: index in the layer."""
+    """Compute the gradient of one block of a layer's weight and step it. Parameters as `step`'s; `block`: index in the
+    layer.
+    """
     SHAPE: tl.constexpr = NET.layers[LAYER]
     BLOCKS_N: tl.constexpr = SHAPE.columns_pad // SHAPE.block_columns
     row = block // BLOCKS_N * SHAPE.block_rows + tl.arange(0, SHAPE.block_rows)
@@ -194,8 +199,8 @@ def step(
     IS_ACTOR: tl.constexpr,
     TARGET: tl.constexpr,
 ):
-    """Gradient and Adam step of one network. Grid: (NET.programs, NET.towers), a weight block a program; a stochastic
-    actor's launch has one more program, which records the statistics and steps the temperature.
+    """Compute the gradient of one network and take its Adam step. Grid: (NET.programs, NET.towers), a weight block a
+    program; a stochastic actor's launch has one more program, which records the statistics and steps the temperature.
 
     | parameter          | shape  | meaning                                                     |
     |--------------------|--------|-------------------------------------------------------------|
@@ -246,7 +251,7 @@ def step(
 
 @triton.jit
 def _critic_statistics(batch, scratch, temperature, alpha, SPEC: tl.constexpr):
-    """Loss of the critics, mean Q, mean |Q - y|, and the norm of the critics' gradient."""
+    """Compute the loss of the critics, mean Q, mean |Q - y|, and the norm of the critics' gradient."""
     CHUNK: tl.constexpr = SPEC.chunk
     TOWERS: tl.constexpr = SPEC.critic.towers
     SQUARES: tl.constexpr = SPEC.squares
@@ -272,7 +277,8 @@ def _critic_statistics(batch, scratch, temperature, alpha, SPEC: tl.constexpr):
 
 @triton.jit
 def _finish_stochastic(batch, scratch, temperature, optimizer, SPEC: tl.constexpr, UPDATE_ACTOR: tl.constexpr):
-    """Add an update's statistics to the totals and step the temperature, for SAC.
+    """Add an update's statistics to the totals and step the temperature, for SAC. Without UPDATE_ACTOR log pi is that
+    of the actions at the next observations.
 
     Without UPDATE_ACTOR log pi is that of the actions at the next observations.
     """
@@ -327,7 +333,8 @@ def _finish_deterministic(batch, scratch, temperature, SPEC: tl.constexpr, UPDAT
 
 @triton.jit
 def finish(batch, scratch, temperature, optimizer, SPEC: tl.constexpr, UPDATE_ACTOR: tl.constexpr):
-    """Statistics (and temperature step) of an update whose last `step` launch has no program for them. One program.
+    """Record the statistics (and step the temperature) of an update whose last `step` launch has no program for them.
+    One program.
 
     Parameters as `step`'s; `optimizer`: the actor's. UPDATE_ACTOR: the actor learned in this update.
     """

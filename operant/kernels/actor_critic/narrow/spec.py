@@ -36,8 +36,8 @@ PRELOAD_WIDTH = 128
 
 @dataclass(frozen=True)
 class Layer:
-    """One weight (rows, columns) with its bias in every tower of a network; `_pad` sizes are those of the packed copy,
-    zero outside.
+    """One layer of a network: sizes of its weight (rows, columns) and bias in every tower, and their offsets; `_pad`
+    sizes are those of the packed copy, zero outside.
     """
 
     rows: int
@@ -59,13 +59,13 @@ class Layer:
 
     @property
     def programs(self) -> int:
-        """Number of weight blocks, one a program."""
+        """Number of weight blocks of a tower, one a program."""
         return (self.rows_pad // self.block_rows) * (self.columns_pad // self.block_columns)
 
 
 @dataclass(frozen=True)
 class Net:
-    """A network's layers; the last is its head. All towers (critics) have the same shape."""
+    """Layers of a network, the last of which is its head. All towers (critics) have the same shape."""
 
     towers: int
     layers: tuple[Layer, ...]
@@ -81,7 +81,7 @@ class Net:
 
 @dataclass(frozen=True)
 class NarrowSpec:
-    """An actor and its critics on one environment, for one batch size."""
+    """Compile-time constants of an actor and its critics on one environment, for one batch size."""
 
     stochastic: bool  # the actor samples its actions (SAC); otherwise it is deterministic (TD3)
     batch: int
@@ -117,7 +117,9 @@ def describe_net(
     *,
     packed_head: bool,
 ) -> Net:
-    """Lay out a network whose weights and biases begin at these offsets of its flat vector, the head's last."""
+    """Lay out a network whose weights and biases begin at these offsets of its flat vector, the head's last.
+    `packed_head`: its head has a packed copy for matrix products.
+    """
     rows, rows_pad = (*hidden, head), (*(padded(width) for width in hidden), head_pad)
     inputs_of, inputs_pad = (inputs, *hidden), (columns, *rows_pad[:-1])
     block = SMALL_BLOCK if max(*hidden, columns) <= PRELOAD_WIDTH else LARGE_BLOCK
@@ -164,7 +166,7 @@ def _net(
 
 
 def describe(task: ActorCriticTask, precision: str) -> NarrowSpec:
-    """Return the specification of a task's networks in "fp32", "tf32" or "bf16"."""
+    """Return the specification of a task's networks for products in `precision`: "fp32", "tf32" or "bf16"."""
     config, actor, batch = task.config, task.actor, task.config.batch_size
     assert isinstance(actor.net, MLPEnsemble)
     net, observation, action = actor.net.config, actor.features.columns, actor.env.action_size
@@ -216,7 +218,7 @@ def describe(task: ActorCriticTask, precision: str) -> NarrowSpec:
 
 
 def unsupported_reason(task: ActorCriticTask) -> str | None:
-    """Return why these kernels cannot run the task, as a clause for a message, or None if they can."""
+    """Return the reason why these kernels cannot run the task, as a clause for a message, or None if they can."""
     config, actor = task.config, task.actor
     if not isinstance(actor.net, MLPEnsemble):
         return "only dense networks are supported, and this one is a cnn or your own"

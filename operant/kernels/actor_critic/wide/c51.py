@@ -2,6 +2,9 @@
 
 A critic's head has one output an atom, padded to a power of two. Its products are the library's; in bf16 the head's
 weight is the sum of two operands in forward products, which gives it 16 bits. All else is `engine`'s.
+
+Common parameters: `SPEC`: `WideSpec`; `NET`: `WideNet` of the critics; `BLOCK_M`: samples of a program;
+`parameters_ptr` (P): a flat vector of parameters, of which the head's bias is read.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ THREE_ATOMS, FOUR_ATOMS = tl.constexpr(2 / 3), tl.constexpr(0.5)
 
 @triton.jit
 def _softmax_outputs(logits_ptr, row, parameters_ptr, tower, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Probabilities and their logarithms, (rows, atoms), from the products with both operands of a head, (towers, B, 2
-    atoms). Padding atoms have probability 0.
+    """Compute probabilities and their logarithms, (rows, atoms), from the products with both operands of a head,
+    (towers, B, 2 atoms). Padding atoms have probability 0.
     """
     atom = tl.arange(0, SPEC.atoms)
     mask = atom < NET.outputs
@@ -48,14 +51,14 @@ def _softmax_outputs(logits_ptr, row, parameters_ptr, tower, SPEC: tl.constexpr,
 
 @triton.jit
 def _load_support(support_ptr, NET: tl.constexpr, SPEC: tl.constexpr):
-    """The support's values, (1, atoms)."""
+    """Load the support's values, (1, atoms)."""
     atom = tl.arange(0, SPEC.atoms)
     return tl.load(support_ptr + atom, mask=atom < NET.outputs, other=0.0)[None, :]
 
 
 @triton.jit
 def _project_near(rows_ptr, shift, discount, NEAR: tl.constexpr, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Projected mass of each atom, (rows, atoms), if at most NEAR shifted atoms lie within one atom of it.
+    """Compute the projected mass of each atom, (rows, atoms), if at most NEAR shifted atoms lie within one atom of it.
 
     `rows_ptr` (rows): pointers to each row's probabilities; atom i moves to position shift + discount i.
     """
@@ -94,8 +97,8 @@ def project(
     SPEC: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Target distributions: r + discount (Z' - alpha log pi) projected onto the support, Z' of the target critic with
-    the lowest mean; without the entropy's term for TD3. Grid: (B / BLOCK_M,).
+    """Write target distributions: r + discount (Z' - alpha log pi) projected onto the support, Z' of the target critic
+    with the lowest mean; without the entropy's term for TD3. Grid: (B / BLOCK_M,).
 
     Atom j gets sum_i p_i max(0, 1 - |Tz_i - z_j| / dz), a sum in fixed order; over three or four atoms where the
     discounts are 0 or large enough.
@@ -165,7 +168,8 @@ def critic_gradient(
     SPEC: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Gradient of the critics' loss, the sum over critics of the mean cross-entropy. Grid: (NET.programs, towers).
+    """Write the gradient of the critics' loss, the sum over critics of the mean cross-entropy, by the logits. Grid:
+    (NET.programs, towers).
 
     | parameter         | shape                     | meaning                                                     |
     |-------------------|---------------------------|-------------------------------------------------------------|
@@ -218,8 +222,9 @@ def min_q_gradient(
     SPEC: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Q at the actor's actions, and the gradient of -min_c Q_c / B by the critics' logits: zero but for the lowest
-    critic. For TD3 of the first critic alone. Grid: (B / BLOCK_M,).
+    """Write each critic's Q at the actor's actions to `scratch.actor_q` (towers, B), and the gradient of the actor's
+    loss -mean_B(min_c Q_c) by the critics' logits: 0 for all but the critic with the lowest Q of a sample. For TD3 only
+    the first critic is evaluated. Grid: (B / BLOCK_M,).
 
     | parameter       | shape                | meaning                         |
     |-----------------|----------------------|---------------------------------|
@@ -255,7 +260,7 @@ def min_q_gradient(
 
 
 class C51Engine(WideEngine):
-    """Fused kernels of SAC and TD3 with wide networks and distributional critics."""
+    """Engine of SAC and TD3 for wide networks (up to 1,024 units) with distributional critics."""
 
     def __init__(self, shape: WideSpec, task: ActorCriticTask) -> None:
         super().__init__(shape, task)
@@ -274,7 +279,7 @@ class C51Engine(WideEngine):
         )
 
     def prepare(self) -> None:
-        """Begin an iteration: read normalizer and parameters, and split the heads."""
+        """Prepare an iteration: read normalizer and parameters, and split the critics' heads into two operands."""
         super().prepare()
         net = self.shape.critic
         for values, split in zip(
@@ -286,7 +291,7 @@ class C51Engine(WideEngine):
             split[:, self.shape.atoms :][:, : net.outputs].copy_(head - split[:, : net.outputs])
 
     def _multiply_head(self, buffers: LayerBuffers, head: Tensor, logits: Tensor, towers: int) -> None:
-        """Products of the last activations with both operands of a head."""
+        """Write the products of the last activations with both operands of a head to `logits`."""
         if self._asked is None:
             self._product(buffers.hidden[-1][:towers], head[:towers].transpose(1, 2), logits[:towers])
 
@@ -353,14 +358,16 @@ class C51Engine(WideEngine):
     def _launch_tiled(
         self, kernel: object, tile: tuple[int, int], max_programs: int, grid_1: int, *arguments: object
     ) -> None:
-        """Launch a kernel over rows of critics' outputs, in at most `max_programs` x `grid_1` programs."""
+        """Launch a kernel over rows of the critics' outputs, in at most `max_programs` x `grid_1` programs."""
         B, (max_rows, warps) = self.shape.batch, tile
         rows = next(size for size in (max_rows, BLOCK_M) if B % size == 0)
         grid = (min(max_programs, B // rows), grid_1)
         self.launch(kernel, grid, *arguments, SPEC=self.shape, BLOCK_M=rows, num_warps=warps, num_stages=1)
 
     def _backward_head(self, *, train: bool, towers: int) -> None:
-        """Backward pass from the logits to the last hidden layers' pre-activations."""
+        """Backward pass of the head, from the logits to the last hidden layers' pre-activations. `train`: also the
+        gradient of its weight.
+        """
         grad_z = self._critic_buffers.grad_z
         if self._asked is None:
             head = self._split_heads[0][:towers, : self.shape.atoms]

@@ -29,7 +29,7 @@ from operant.kernels.actor_critic.wide.spec import (
 
 
 class TargetNetwork(NamedTuple):
-    """A target network: parameters and their copies in the products' type, as in `TrainedNetwork`."""
+    """Parameters of a target network and their copies in the products' type, as in `TrainedNetwork`."""
 
     values: Tensor
     packed: Tensor
@@ -37,7 +37,9 @@ class TargetNetwork(NamedTuple):
 
 
 class WideEngine(WidePasses):
-    """Fused kernels of SAC and TD3 with wide networks and scalar critics."""
+    """Engine of SAC and TD3 for wide networks (up to 1,024 units) with scalar critics: one launch a layer over the
+    whole batch.
+    """
 
     def __init__(self, shape: WideSpec, task: ActorCriticTask) -> None:
         super().__init__(shape, task)
@@ -113,8 +115,8 @@ class WideEngine(WidePasses):
         return TargetNetwork(values, packed, self._weights(net, packed))
 
     def _weights(self, net: WideNet, vector: Tensor) -> list[Tensor]:
-        """Weights (towers, width, inputs) in a vector of parameters: views, but for the first, whose copy has padded
-        columns.
+        """Weights (towers, width, inputs) of each layer in a vector of parameters: views, but for the first, whose copy
+        has padded columns.
         """
         first, G = net.layers[0], net.towers
         later = [vector[k.weight :][: G * k.width * k.inputs].view(G, k.width, k.inputs) for k in net.layers[1:]]
@@ -142,7 +144,7 @@ class WideEngine(WidePasses):
     # ACT
 
     def prepare(self) -> None:
-        """Begin an iteration: read the normalizer, and copy all parameters to the products' type."""
+        """Prepare an iteration: read the normalizer, and copy all parameters to the products' type."""
         super().prepare()
         for network in (self._actor, self._critics):
             network.packed.copy_(network.parameters.vector)
@@ -153,12 +155,12 @@ class WideEngine(WidePasses):
                 self._copy_first_weight(net, target.packed, target.weights)
 
     def _copy_first_weight(self, net: WideNet, vector: Tensor, weights: list[Tensor]) -> None:
-        """Copy the first weight to its tensor with padded columns."""
+        """Copy the first weight from `vector` to its tensor with padded columns."""
         weights[0][:, :, : net.layers[0].inputs].copy_(self._first_weight(net, vector))
 
     def act(self, t: int) -> None:
-        """Choose the actions of tick t. Concurrently with this and the world's step runs the first update that is due
-        after it, up to the actor's step.
+        """Choose the actions of tick t (vectorised step). Concurrently with this and the world's step runs the first
+        update that is due after it, up to the actor's step.
         """
         net, buffers, actor, due = self.shape.actor, self._lane_buffers, self._actor, self.cycle.config.due(t)
         if due and self._update_stream is not None and OVERLAP and self._asked is None:
@@ -197,7 +199,7 @@ class WideEngine(WidePasses):
     # LEARN
 
     def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch, of a replay with `ticks` of the iteration stored."""
+        """Learn from one batch: update `number` of the iteration, after `ticks` of its ticks are stored."""
         if self._overlapped_update == number:
             self._join(self._update_stream)
         else:
@@ -209,15 +211,17 @@ class WideEngine(WidePasses):
         self._join(self._stream_b)
 
     def complete_update(self, ticks: int) -> int:
-        """Complete the update that `act` began, if any, which needs no outcome of the failed step. Returns 0 or 1."""
+        """Complete the update that `act` began, if any, which needs no outcome of the failed step. Returns the number
+        of completed updates, 0 or 1.
+        """
         if self._overlapped_update < 0:
             return 0
         self.update(ticks, self._overlapped_update)
         return 1
 
     def _update_critics(self, ticks: int, number: int) -> None:
-        """All of an update but the actor's step: sample, step critics and their targets, compute the actor's gradient
-        where it is due, step the temperature.
+        """Run an update up to the actor's step: sample, step critics and their targets, compute the actor's gradient if
+        it is due, step the temperature.
 
         Of the newest tick a batch reads only the observation, from the rollout.
         """
@@ -257,14 +261,14 @@ class WideEngine(WidePasses):
             self._sample_next(ticks, number + 1)
 
     def _sample_next(self, ticks: int, number: int) -> None:
-        """Sample the batch of the next update concurrently, where the same tick has one."""
+        """Sample the batch of the next update concurrently, if the same tick has one."""
         if number in self.cycle.config.due(ticks - 1):
             with self._overlapped(self._stream_b):
                 self.sample(ticks, number)
             self._sampled = ticks, number
 
     def _finish(self, *, update_actor: bool) -> None:
-        """Statistics of the update, and the temperature's step."""
+        """Record the statistics of the update, and step the temperature. `update_actor`: the actor learned in it."""
         self.launch(
             optimizer.finish,
             (1,),
@@ -279,7 +283,7 @@ class WideEngine(WidePasses):
         )
 
     def _actor_forward(self, *, update_actor: bool) -> None:
-        """The actor at the next observations and, with `update_actor`, at the batch's own: its actions."""
+        """Compute the actor's actions at the next observations and, with `update_actor`, at the batch's own."""
         net, B, actor, target = self.shape.actor, self.shape.batch, self._actor, self._target_actor
         values, parts = actor.parameters.vector, 2 if update_actor else 1
         if target is None:
@@ -308,7 +312,7 @@ class WideEngine(WidePasses):
         )
 
     def _critic_backward(self, *, update_actor: bool) -> None:
-        """Gradient of the critics' loss; with `update_actor` also the actor's own actions."""
+        """Compute the gradient of the critics' loss; with `update_actor` also the actor's own actions."""
         net, critics, scratch = self.shape.critic, self._critics, self._scratch_buffers
         with self._overlapped(self._stream_a):
             self._forward(
@@ -331,7 +335,7 @@ class WideEngine(WidePasses):
         self._backward(critics, self._inputs[1], self._critic_buffers, train=True)
 
     def _critic_gradient(self) -> None:
-        """Gradient of the critics' loss by their last hidden layers' pre-activations."""
+        """Compute the gradient of the critics' loss by their last hidden layers' pre-activations."""
         net, critics, buffers, top = (
             self.shape.critic,
             self._critics,
@@ -359,7 +363,9 @@ class WideEngine(WidePasses):
         )
 
     def _actor_backward(self) -> None:
-        """Gradient of the actor's loss, through the stepped critics: all of them for SAC, the first for TD3."""
+        """Compute the gradient of the actor's loss, through the stepped critics: all of them for SAC, the first for
+        TD3.
+        """
         shape, net, actor, critics = self.shape, self.shape.critic, self._actor, self._critics
         B, buffers, last = shape.batch, self._actor_buffers, len(actor.net.layers) - 1
         towers = net.towers if shape.stochastic else 1
@@ -415,7 +421,9 @@ class WideEngine(WidePasses):
         self._backward(actor, self._inputs[1], buffers, train=True, first_row=B)
 
     def _min_q_gradient(self, towers: int) -> None:
-        """Gradient of -min_c Q_c / B (TD3: -Q_1 / B) by the last hidden layers' pre-activations of the critics."""
+        """Compute the gradient of -min_c Q_c / B (TD3: -Q_1 / B) by the last hidden layers' pre-activations of the
+        first `towers` critics.
+        """
         net, buffers, top = self.shape.critic, self._critic_buffers, len(self.shape.critic.layers) - 1
         self._launch_rows(
             heads.min_q_gradient,
@@ -431,7 +439,7 @@ class WideEngine(WidePasses):
         )
 
     def _step(self, network: TrainedNetwork, target: TargetNetwork | None) -> None:
-        """Adam's step of a network, and the Polyak averaging of its target."""
+        """Take Adam's step of a network and move its target, if any, by Polyak averaging."""
         size, parameters = network.parameters.vector.numel(), network.parameters
         moved = target or TargetNetwork(parameters.vector, network.packed, network.weights)
         self.launch(

@@ -2,7 +2,8 @@
 input columns, so its pre-activations are computed again rather than saved. Rows as in `parts`.
 
 Common parameters: `x_ptr` (rows, columns): inputs; `first_ptr` (towers, width, columns): the first weight with padded
-columns; `parameters_ptr` (P). Parameters named `*_desc` are descriptors of matrices.
+columns; `parameters_ptr` (P): the network's parameters; `SPEC`: `WideSpec`; `NET`: `WideNet`. Parameters named `*_desc`
+are descriptors of matrices.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ STAGES = tl.constexpr(3)
 
 @triton.jit
 def _load_units(vector_ptr, unit, NET: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Some units of a vector of the first layer, (1, BLOCK_N)."""
+    """Load some units of a vector of the first layer, (1, BLOCK_N)."""
     if NET.layers[0].width % BLOCK_N == 0:
         return tl.load(vector_ptr + unit)[None, :]
     else:
@@ -33,7 +34,7 @@ def _load_units(vector_ptr, unit, NET: tl.constexpr, BLOCK_N: tl.constexpr):
 def _first_product(
     x, first_ptr, parameters_ptr, tower, unit, SPEC: tl.constexpr, NET: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """W x and W x + b of some units, (rows, BLOCK_N); zero beyond the layer's width."""
+    """Compute W x and W x + b of some units, (rows, BLOCK_N); zero beyond the layer's width."""
     column = tl.arange(0, SPEC.columns)
     weight_ptr = first_ptr + (tower * NET.layers[0].width + unit)[None, :] * SPEC.columns + column[:, None]
     if NET.layers[0].width % BLOCK_N == 0:
@@ -47,7 +48,7 @@ def _first_product(
 
 @triton.jit
 def _welford(mean, squares, z, inv_count):
-    """One step of Welford's algorithm, elementwise: mean and sum of squared deviations with one more value z;
+    """Take one step of Welford's algorithm, elementwise: mean and sum of squared deviations with one more value z;
     `inv_count`: 1 / number of values, z included.
     """
     deviation = z - mean
@@ -57,8 +58,8 @@ def _welford(mean, squares, z, inv_count):
 
 @triton.jit
 def _combine_moments(mean, squares, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Mean and 1 / std of rows, (rows), from Welford's moments of every BLOCK_N-th unit, (rows, BLOCK_N) (Chan, Golub &
-    LeVeque 1983): no large values are subtracted from each other.
+    """Combine Welford's moments of every BLOCK_N-th unit, (rows, BLOCK_N), to mean and 1 / std of rows, (rows) (Chan,
+    Golub & LeVeque 1983): no large values are subtracted from each other.
     """
     count = WIDTH // BLOCK_N + tl.where(tl.arange(0, BLOCK_N) < WIDTH % BLOCK_N, 1.0, 0.0)[None, :]
     row_mean = tl.sum(mean * count, axis=1) / WIDTH
@@ -82,7 +83,7 @@ def first_layer(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """The first hidden layer. Grid: (rows / BLOCK_M, towers).
+    """Compute the first hidden layer. Grid: (rows / BLOCK_M, towers).
 
     | parameter   | shape                 | meaning                                                  |
     |-------------|-----------------------|----------------------------------------------------------|
@@ -144,8 +145,8 @@ def first_layers(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """The first two hidden layers. Grid: (rows / BLOCK_M, towers), a tile of whole rows a program. The first layer's
-    activations stay in the program as the second layer's operand.
+    """Compute the first two hidden layers. Grid: (rows / BLOCK_M, towers), a tile of whole rows a program. The first
+    layer's activations stay in the program as the second layer's operand.
 
     | parameter         | shape                     | meaning                                                       |
     |-------------------|---------------------------|---------------------------------------------------------------|
@@ -223,7 +224,7 @@ def first_layers(
 
 @triton.jit
 def _first_pre_activations(x_ptr, first_ptr, parameters_ptr, tower, row, unit, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Z = W x + b of some units of the first layer, (rows, units)."""
+    """Compute z = W x + b of some units of the first layer, (rows, units)."""
     column = tl.arange(0, SPEC.columns)
     x = tl.load(x_ptr + row[:, None] * SPEC.columns + column[None, :])
     weight = tl.load(first_ptr + (tower * NET.layers[0].width + unit)[None, :] * SPEC.columns + column[:, None])
@@ -328,8 +329,8 @@ def first_gradient(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Gradient of the first weight, g^T x, of each part of the batch; with WIDTH_PAD > columns a column of ones next to
-    x gives the bias. Grid: (width / BLOCK_N, parts, towers).
+    """Compute the gradient of the first weight, g^T x, of each part of the batch; with WIDTH_PAD > columns a column of
+    ones next to x gives the bias. Grid: (width / BLOCK_N, parts, towers).
 
     | parameter    | shape                             | meaning                                                   |
     |--------------|-----------------------------------|-----------------------------------------------------------|

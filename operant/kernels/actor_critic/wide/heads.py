@@ -1,5 +1,8 @@
 """Triton kernels of the heads of wide networks: actions and their log-probabilities, Q values, the losses' gradients,
 and acting. Rows and parts as in `parts`.
+
+Common constants: SPEC: `WideSpec`; NET: `WideNet`; LAYER: index of the last hidden layer; HAS_OUTPUTS: a forward kernel
+has computed the head's outputs; BLOCK_M: samples of a tile.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from operant.kernels.ops.replay import normalize_observation
 
 @triton.jit
 def _load_actor_head(parameters_ptr, first, p, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Part p of the head's A rows from row `first` on, (part, columns), in the action's columns."""
+    """Load part p of A rows of the head from row `first` on, (part, columns), in the action's columns."""
     unit, unit_mask = wide.units(p, NET, LAYER)
     index = (tl.arange(0, SPEC.columns) - SPEC.observation)[None, :]
     mask = unit_mask[:, None] & (index >= 0) & (index < SPEC.action)
@@ -48,8 +51,8 @@ def _gaussian_outputs(
     NET: tl.constexpr,
     LAYER: tl.constexpr,
 ):
-    """Means and raw standard deviations, (rows, columns), of rows of the last hidden layer's activations; HAS_OUTPUTS:
-    `hidden_ptr` (rows, outputs) holds the outputs already.
+    """Compute means and raw standard deviations, (rows, columns), from rows of the last hidden layer's activations;
+    with HAS_OUTPUTS `hidden_ptr` (rows, outputs) holds the outputs already.
     """
     if HAS_OUTPUTS:
         offset = hidden_ptr + row[:, None] * NET.outputs + (tl.arange(0, SPEC.columns) - SPEC.observation)[None, :]
@@ -80,8 +83,8 @@ def _deterministic_action(
     NET: tl.constexpr,
     LAYER: tl.constexpr,
 ):
-    """Tanh of a deterministic actor's outputs, (rows, columns), zero outside the action's columns; parameters as
-    `_gaussian_outputs`'s.
+    """Compute tanh of a deterministic actor's outputs, (rows, columns), zero outside the action's columns; parameters
+    as `_gaussian_outputs`'s.
     """
     if HAS_OUTPUTS:
         offset = hidden_ptr + row[:, None] * NET.outputs + (tl.arange(0, SPEC.columns) - SPEC.observation)[None, :]
@@ -112,7 +115,8 @@ def sample_actions(
     HAS_OUTPUTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Actions at the next observations (program 1 is 0) and at the batch's own (1). Grid: (B / BLOCK_M, 1 or 2).
+    """Write actions at the next observations (program 0 of axis 1) and at the batch's own (program 1). Grid: (B /
+    BLOCK_M, 1 or 2).
 
     | parameter           | shape           | meaning                                                                  |
     |---------------------|-----------------|--------------------------------------------------------------------------|
@@ -167,7 +171,7 @@ def sample_actions(
 
 @triton.jit
 def _saturated(action):
-    """1 where an action is saturated, else 0."""
+    """Indicator of saturation: 1 where an action is saturated, else 0."""
     return tl.where(tl.abs(action) > SATURATED, 1.0, 0.0)
 
 
@@ -185,7 +189,8 @@ def actor_gradient(
     LAYER: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Gradient of the actor's loss by its head and by its last hidden layer's pre-activations. Grid: (NET.programs,).
+    """Compute the gradient of the actor's loss by its head and by its last hidden layer's pre-activations. Grid:
+    (NET.programs,).
 
     The loss is E[alpha log pi - min_c Q_c] for SAC, and E[-Q_1] for TD3.
 
@@ -303,7 +308,9 @@ def actor_gradient_unrolled(
     STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """`actor_gradient` for actions of few values: loops over outputs instead of matrix products. Same parameters."""
+    """Compute the same as `actor_gradient` for actions of few values: loops over outputs instead of matrix products.
+    Same parameters.
+    """
     program = tl.program_id(0)
     NET: tl.constexpr = SPEC.actor
     OUTPUTS: tl.constexpr = NET.outputs
@@ -377,7 +384,7 @@ def actor_gradient_unrolled(
 
 @triton.jit(do_not_specialize=["t"])
 def load_lanes(buffers, inputs_ptr, t, lanes, SPEC: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Observations of tick t as first layers read them. Grid: (cdiv(N, BLOCK_M),).
+    """Copy observations of tick t to the inputs of first layers. Grid: (cdiv(N, BLOCK_M),).
 
     | parameter  | shape            | meaning                  |
     |------------|------------------|--------------------------|
@@ -403,8 +410,8 @@ def act(
     HAS_OUTPUTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Actions of tick t from the actor's last activations (lanes, width), or outputs; uniform ones while `warming` is
-    1. Grid: (cdiv(N, BLOCK_M),). Other parameters as `load_lanes`'s.
+    """Write actions of tick t from the actor's last activations (lanes, width), or outputs; uniform ones while
+    `warming` is 1. Grid: (cdiv(N, BLOCK_M),). Other parameters as `load_lanes`'s.
     """
     lane = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     uniform, mask, offset, noise_ptr = load_uniform(buffers, t, lane, lanes, SPEC)
@@ -440,7 +447,7 @@ def critic_gradient(
     STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Gradient of the critics' loss, sum_c E[(Q_c - y)^2], by their heads and their last hidden layers'
+    """Compute the gradient of the critics' loss, sum_c E[(Q_c - y)^2], by their heads and their last hidden layers'
     pre-activations. Grid: (NET.programs, towers).
 
     y = r + discount (min_c Q'_c - alpha log pi), without the last term for TD3.
@@ -517,8 +524,9 @@ def min_q_gradient(
     LAYER: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Gradient of -min_c Q_c / B at the actor's action by the critics' last hidden layers' pre-activations: zero but
-    for the lowest critic. For TD3 that of -Q_1 / B. Grid: (B / BLOCK_M, towers). Parameters as `critic_gradient`'s.
+    """Write the gradient of -min_c Q_c / B (TD3: -Q_1 / B) at the actor's action by the critics' last hidden layers'
+    pre-activations: 0 for all but the critic with the lowest Q of a sample. Grid: (B / BLOCK_M, towers). Parameters as
+    `critic_gradient`'s.
     """
     tower, row = tl.program_id(1), tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     NET: tl.constexpr = SPEC.critic

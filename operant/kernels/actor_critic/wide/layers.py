@@ -28,8 +28,8 @@ def activate_layer(
     LAYER: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Bias, layer normalization and activation after a library product. Grid: (programs, towers), each program takes
-    every programs-th tile.
+    """Apply bias, layer normalization and activation after a library product. Grid: (programs, towers), each program
+    takes every programs-th tile.
 
     | parameter      | shape                 | meaning                                                          |
     |----------------|-----------------------|------------------------------------------------------------------|
@@ -70,8 +70,8 @@ def hidden_layer(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """A hidden layer's product with bias, layer normalization and activation. Grid: (rows / BLOCK_M, towers), a tile of
-    whole rows a program.
+    """Compute a hidden layer: product with bias, layer normalization and activation. Grid: (rows / BLOCK_M, towers), a
+    tile of whole rows a program.
 
     | parameter      | shape                    | meaning                                                     |
     |----------------|--------------------------|-------------------------------------------------------------|
@@ -180,7 +180,7 @@ def input_gradient(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """DL / dh = dL / dz W of a hidden layer's inputs h. Grid: (B / BLOCK_M x inputs / BLOCK_N, towers).
+    """Compute dL / dh = dL / dz W of a hidden layer's inputs h. Grid: (B / BLOCK_M x inputs / BLOCK_N, towers).
 
     | parameter      | shape                   | meaning                     |
     |----------------|-------------------------|-----------------------------|
@@ -211,7 +211,7 @@ def input_gradient(
 
 @triton.jit
 def q_values(hidden_ptr, parameters_ptr, q_ptr, SPEC: tl.constexpr, LAYER: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Q of each critic from its last activations. Grid: (B / BLOCK_M, towers).
+    """Compute Q of each critic from its last activations. Grid: (B / BLOCK_M, towers).
 
     | parameter      | shape              | meaning                 |
     |----------------|--------------------|-------------------------|
@@ -239,7 +239,7 @@ def reduce(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Gradients of all vectors (biases, gains, shifts, the head) from partial sums. Grid: (vectors, towers,
+    """Sum partial sums to the gradients of all vectors (biases, gains, shifts, the head). Grid: (vectors, towers,
     cdiv(pad, BLOCK_N)).
 
     | parameter    | shape                            | meaning                                                |

@@ -25,8 +25,8 @@ def count(actor_optimizer, critic_optimizer, temperature, SPEC: tl.constexpr, UP
 
 @triton.jit
 def _store_first_weight(first_ptr, offset, x, mask, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Store parameters at `offset` of a flat vector that belong to the first weight into its copy with padded columns,
-    `first_ptr` (towers, width, columns).
+    """Store those parameters `x` at `offset` of a flat vector that belong to the first weight into its copy with padded
+    columns, `first_ptr` (towers, width, columns).
     """
     INPUTS: tl.constexpr = NET.layers[0].inputs
     index = offset - NET.layers[0].weight
@@ -36,8 +36,8 @@ def _store_first_weight(first_ptr, offset, x, mask, SPEC: tl.constexpr, NET: tl.
 
 @triton.jit
 def _store_split_head(head_ptr, offset, x, mask, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Store parameters at `offset` of a flat vector that belong to the head's weight as the sum of two operands,
-    `head_ptr` (towers, 2 atoms, width): rounded value and rest.
+    """Store those parameters `x` at `offset` of a flat vector that belong to the head's weight as the sum of two
+    operands, `head_ptr` (towers, 2 atoms, width): rounded value and rest.
     """
     SIZE: tl.constexpr = NET.outputs * NET.layers[-1].width
     index = offset - NET.head_weight
@@ -70,7 +70,7 @@ def step(
     SPLIT_HEAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """One step of Adam of a network, and of its target's Polyak averaging. Grid: (cdiv(P, BLOCK_SIZE),).
+    """Take one step of Adam of a network, and of its target's Polyak averaging. Grid: (cdiv(P, BLOCK_SIZE),).
 
     | parameter    | shape                    | meaning                                      |
     |--------------|--------------------------|----------------------------------------------|
@@ -122,7 +122,7 @@ def step(
 
 @triton.jit
 def _strided_sums(x_ptr, COUNT: tl.constexpr):
-    """Sums (4096) of COUNT values, value k into sum k mod 4096."""
+    """Add up COUNT values to 4,096 sums, value k into sum k mod 4096."""
     index = tl.arange(0, 4096)
     total = tl.zeros((4096,), tl.float32)
     for start in range(0, COUNT, 4096):
@@ -148,7 +148,7 @@ def finish(
     SPEC: tl.constexpr,
     UPDATE_ACTOR: tl.constexpr,
 ):
-    """Add an update's statistics to the totals, but for the gradient's norm; then step the temperature (SAC). One
+    """Add an update's statistics to the totals, except the gradient's norm; then step the temperature (SAC). One
     program.
 
     | parameter        | shape                 | meaning                                                       |

@@ -5,8 +5,8 @@ Rows are samples, (rows, units), one tower after another. A row is held as a tup
 widths are powers of two ("rows" below). Sums over the batch have a fixed order: each program sums its tiles into a row
 of `partials` (programs, towers, vectors, pad), and `layers.reduce` sums those rows.
 
-Common parameters: `NET`: a `WideNet`; `LAYER`: index of the layer; `layer`: bias, gain and shift as `load_layer`
-returns them.
+Common parameters: `SPEC`: `WideSpec`; `NET`: `WideNet`; `LAYER`: index of the layer; `layer`: bias, gain and shift as
+`load_layer` returns them.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from operant.kernels.ops.linear import operand, zeros
 
 @triton.jit
 def dot(a, b, SPEC: tl.constexpr):
-    """A b in float32; float32 operands are multiplied in tf32 at least."""
+    """Compute a b in float32; float32 operands are multiplied in tf32 at least."""
     return tl.dot(a, b, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
 
 
 @triton.jit
 def units(p, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Units of part p and their mask: the last part may exceed the layer."""
+    """Indices of the units of part p, and their mask: the last part may exceed the layer."""
     unit = NET.layers[LAYER].starts[p] + tl.arange(0, NET.layers[LAYER].parts[p])
     return unit, unit < NET.layers[LAYER].width
 
 
 @triton.jit
 def load_vector(parameters_ptr, offset, tower, NET: tl.constexpr, LAYER: tl.constexpr):
-    """A vector of a layer's parameters (towers, width) at an offset, as parts (1, part)."""
+    """Load a vector of a layer's parameters (towers, width) at an offset, as parts (1, part)."""
     vector = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         vector = vector + (load_part(parameters_ptr, offset, tower, p, NET, LAYER),)
@@ -44,14 +44,14 @@ def load_vector(parameters_ptr, offset, tower, NET: tl.constexpr, LAYER: tl.cons
 
 @triton.jit
 def load_part(parameters_ptr, offset, tower, p, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Part p of such a vector, (1, part)."""
+    """Load part p of a vector of a layer's parameters, (1, part)."""
     unit, mask = units(p, NET, LAYER)
     return tl.load(parameters_ptr + offset + tower * NET.layers[LAYER].width + unit, mask=mask, other=0.0)[None, :]
 
 
 @triton.jit
 def load_layer(parameters_ptr, tower, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
-    """A layer's bias, and the gain and shift of its layer normalization (without it placeholders)."""
+    """Load a layer's bias, and the gain and shift of its layer normalization (placeholders without it)."""
     bias = load_vector(parameters_ptr, NET.layers[LAYER].bias, tower, NET, LAYER)
     if SPEC.layer_norm:
         return (
@@ -65,7 +65,7 @@ def load_layer(parameters_ptr, tower, SPEC: tl.constexpr, NET: tl.constexpr, LAY
 
 @triton.jit
 def load_rows(base_ptr, row, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Rows of a tensor (rows, width) as float32."""
+    """Load rows of a tensor (rows, width) as float32."""
     x = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         unit, mask = units(p, NET, LAYER)
@@ -91,7 +91,7 @@ def store_rows(base_ptr, row, x, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: t
 
 @triton.jit
 def row_sum(x, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Sum of each row over the layer's units, (rows); parts of equal size are added before they are summed."""
+    """Sum each row over the layer's units, (rows); parts of equal size are added before they are summed."""
     PARTS: tl.constexpr = NET.layers[LAYER].parts
     equal = x[0]
     for p in tl.static_range(1, len(PARTS)):
@@ -106,7 +106,7 @@ def row_sum(x, NET: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def row_dot(x, vector, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Dot product of each row with a vector, (rows)."""
+    """Compute the dot product of each row with a vector, (rows)."""
     products = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         products = products + (x[p] * vector[p],)
@@ -115,7 +115,7 @@ def row_dot(x, vector, NET: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def outer(x, vector, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Outer product of x (rows) with a vector, as rows."""
+    """Compute the outer product of x (rows) with a vector, as rows."""
     product = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         product = product + (x[:, None] * vector[p],)
@@ -127,7 +127,7 @@ def outer(x, vector, NET: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def add_bias(z, layer, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Pre-activations z + b as rows."""
+    """Compute pre-activations z + b as rows."""
     biased = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         biased = biased + (z[p] + layer[0][p],)
@@ -136,7 +136,9 @@ def add_bias(z, layer, NET: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def mean_and_inv_std(z, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Mean and 1 / std of each row of pre-activations, (rows); without layer normalization placeholders."""
+    """Compute mean and 1 / std of each row of pre-activations, (rows); without layer normalization return
+    placeholders.
+    """
     mean = row_sum(z, NET, LAYER) / NET.layers[LAYER].width
     if SPEC.layer_norm:
         squares = ()
@@ -150,7 +152,7 @@ def mean_and_inv_std(z, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constex
 
 @triton.jit
 def _centre(z, mean, p, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Z - mean of part p, zero beyond the layer's width."""
+    """Compute z - mean of part p, zero beyond the layer's width."""
     return (
         z - mean[:, None]
         if NET.layers[LAYER].width % 16 == 0
@@ -160,8 +162,8 @@ def _centre(z, mean, p, NET: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def activate_part(z, mean, inv_std, gain, shift, p, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Part p of: activations h = f(y); y = gain x_hat + shift; x_hat = (z - mean) / std. Without layer normalization
-    y and x_hat are z.
+    """Compute part p of activations h = f(y); y = gain x_hat + shift; x_hat = (z - mean) / std. Without layer
+    normalization y and x_hat are z.
     """
     if SPEC.layer_norm:
         x_hat = _centre(z, mean, p, NET, LAYER) * inv_std[:, None]
@@ -173,7 +175,7 @@ def activate_part(z, mean, inv_std, gain, shift, p, SPEC: tl.constexpr, NET: tl.
 
 @triton.jit
 def activate_rows(z, mean, inv_std, layer, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
-    """h, y and x_hat as rows, from pre-activations with bias; and 1 / std (rows)."""
+    """Compute h, y and x_hat as rows, from pre-activations with bias; and 1 / std (rows)."""
     h, y, x_hat = (), (), ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         part = activate_part(z[p], mean, inv_std, layer[1][p], layer[2][p], p, SPEC, NET, LAYER)
@@ -183,7 +185,9 @@ def activate_rows(z, mean, inv_std, layer, SPEC: tl.constexpr, NET: tl.constexpr
 
 @triton.jit
 def load_activations(z_ptr, moments_ptr, row, layer, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
-    """h, y, x_hat and 1 / std of rows that a forward pass saved: `z_ptr` as SAVE stores it, `moments_ptr` (rows, 2)."""
+    """Load h, y, x_hat and 1 / std of rows that a forward pass saved: `z_ptr` as SAVE stores it, `moments_ptr` (rows,
+    2).
+    """
     x = load_rows(z_ptr, row, NET, LAYER)
     h, y = (), ()
     if SPEC.layer_norm:
@@ -197,7 +201,7 @@ def load_activations(z_ptr, moments_ptr, row, layer, SPEC: tl.constexpr, NET: tl
 
 @triton.jit
 def store_moments(moments_ptr, row, mean, inv_std, SPEC: tl.constexpr):
-    """Store mean and 1 / std of rows, with layer normalization."""
+    """Store mean and 1 / std of rows, if the network has layer normalization."""
     if SPEC.layer_norm:
         tl.store(moments_ptr + row * 2, mean)
         tl.store(moments_ptr + row * 2 + 1, inv_std)
@@ -220,7 +224,7 @@ def store_hidden_layer(
     SAVE: tl.constexpr,
     OUTPUT: tl.constexpr,
 ):
-    """Epilogue of a hidden layer's product: bias, layer normalization, activation, and the stores.
+    """Finish a hidden layer's product: bias, layer normalization, activation, and the stores.
 
     `accumulators`: the product as rows, for the consecutive rows `row` from `first_row`. Others as
     `layers.hidden_layer`'s.
@@ -263,8 +267,8 @@ def store_hidden_layer(
 
 @triton.jit
 def layer_backward(grad_h, saved, layer, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Gradients by pre-activations z and by y, as rows, from that by activations; `saved` as `activate_rows` returns
-    it.
+    """Compute gradients by pre-activations z and by y, as rows, from that by activations; `saved` as `activate_rows`
+    returns it.
     """
     PARTS: tl.constexpr = NET.layers[LAYER].parts
     h, y, x_hat, inv_std = saved
@@ -297,7 +301,7 @@ def layer_backward(grad_h, saved, layer, SPEC: tl.constexpr, NET: tl.constexpr, 
 
 @triton.jit
 def zero_rows(BLOCK_M: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Zeros as rows."""
+    """Make BLOCK_M rows of zeros."""
     x = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         x = x + (zeros(BLOCK_M, NET.layers[LAYER].parts[p]),)
@@ -306,7 +310,7 @@ def zero_rows(BLOCK_M: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def add_rows(total, x, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Total + x."""
+    """Compute total + x, elementwise as rows."""
     result = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         result = result + (total[p] + x[p],)
@@ -315,7 +319,7 @@ def add_rows(total, x, NET: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def add_product_rows(total, x, y, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Total + x y."""
+    """Compute total + x y, elementwise as rows."""
     result = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         result = result + (total[p] + x[p] * y[p],)

@@ -26,7 +26,7 @@ begins with a memset, which costs a CUDA graph 10 us.
 
 
 class WidePasses(ActorCriticEngine):
-    """Forward and backward passes of a wide network."""
+    """Base of the wide engines: forward and backward passes of a wide network over a batch."""
 
     shape: WideSpec
     _stream_a: torch.cuda.Stream | None
@@ -50,7 +50,7 @@ class WidePasses(ActorCriticEngine):
         values: int = 8,
         **options: object,
     ) -> None:
-        """Launch a kernel over whole rows of a layer, in `programs` x `grid_1` programs or one a tile of rows.
+        """Launch a kernel over whole rows of a layer, in `programs` x `grid_1` programs, by default one a tile of rows.
 
         With `product` the kernel contains a matrix product; otherwise a thread holds `values` values of a part.
         """
@@ -76,7 +76,9 @@ class WidePasses(ActorCriticEngine):
         q: Tensor | None = None,
         towers: int = 0,
     ) -> None:
-        """All hidden layers of inputs x (rows, columns) into `buffers`, an actor's outputs too.
+        """Compute all hidden layers of inputs x (rows, columns) into `buffers`, and an actor's outputs. `save`: also
+        the tensors that the backward pass reads. `q` (towers, rows) receives the critics' values. `towers`: only the
+        first of them (0: all).
 
         `save`: also what the backward pass reads. `q` (towers, rows): the critics' values. `towers`: only the first of
         them.
@@ -167,8 +169,8 @@ class WidePasses(ActorCriticEngine):
         save: bool,
         towers: int,
     ) -> bool:
-        """The first two hidden layers in one launch, if the second is not the last and its tile fits; returns whether
-        they were launched.
+        """Compute the first two hidden layers in one launch, if the second is not the last and its tile fits; returns
+        whether they were launched. `save` and `towers` as for `_forward`.
         """
         rows = buffers.hidden[0].shape[1]
         tile = layer_tile(self.shape, net, 1, rows, self._max_shared_bytes)
@@ -212,7 +214,8 @@ class WidePasses(ActorCriticEngine):
         towers: int = 0,
     ) -> None:
         """Backward pass from the gradient by the last hidden layer's pre-activations: with `train` to the parameters,
-        otherwise to the inputs (dQ / da). Of `buffers` the B rows from `first_row` on; only the first `towers`.
+        otherwise to the inputs (dQ / da). Reads B rows of `buffers` from `first_row` on, of the first `towers` (0:
+        all).
         """
         net, B, compiling = network.net, self.shape.batch, self._asked is not None
         towers = towers or net.towers
@@ -260,7 +263,9 @@ class WidePasses(ActorCriticEngine):
         first_row: int = 0,
         towers: int = 0,
     ) -> None:
-        """In place: the gradient by a layer's activations to that by its pre-activations."""
+        """Overwrite the gradient by a layer's activations by that by its pre-activations; with `train` also sum the
+        gradients of its vectors.
+        """
         net, hidden = network.net, buffers.hidden[layer]
         self._launch_rows(
             layers.backward_layer,
@@ -291,7 +296,9 @@ class WidePasses(ActorCriticEngine):
         train: bool,
         towers: int,
     ) -> None:
-        """From the second layer's pre-activations to the first layer's, or to the actions."""
+        """Backward pass from the second layer's pre-activations: with `train` to the first layer's, otherwise to the
+        actions.
+        """
         net, B, (block_m, block_n, block_k) = network.net, self.shape.batch, tile
         programs, tiles_n = spec.backward_grid(net, block_n)
         self.launch(
@@ -326,7 +333,9 @@ class WidePasses(ActorCriticEngine):
             )
 
     def _first_gradient(self, network: TrainedNetwork, x: Tensor, buffers: LayerBuffers) -> None:
-        """Gradient of the first weight. It has few columns, so parts of the batch run in parallel for more programs."""
+        """Compute the gradient of the first weight. It has few columns, so parts of the batch run in parallel for more
+        programs.
+        """
         net, partials, tile = network.net, network.first_partials, spec.gradient_tile(self.shape, network.net)
         if tile is not None:
             block_m, block_n = tile
@@ -362,7 +371,7 @@ class WidePasses(ActorCriticEngine):
             torch.sum(partials[..., : net.layers[0].inputs], 1, out=self._first_weight(net, network.gradient))
 
     def _input_gradient(self, network: TrainedNetwork, buffers: LayerBuffers, k: int, *, towers: int) -> None:
-        """DL / dh of the inputs h of layer k."""
+        """Compute dL / dh of the inputs h of layer k."""
         layer, (block_m, block_n, block_k) = network.net.layers[k], PRODUCT_TILE
         if (
             OWN_PRODUCT
@@ -389,12 +398,14 @@ class WidePasses(ActorCriticEngine):
     # PRODUCTS AND STREAMS
 
     def _product(self, a: Tensor, b: Tensor, out: Tensor) -> None:
-        """A b in float32, into `out`."""
+        """Write a b in float32 to `out`."""
         torch.bmm(a, b, out=out, **({} if a.dtype == out.dtype else {"out_dtype": out.dtype}))
 
     @contextlib.contextmanager
     def _overlapped(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
-        """Launch on another stream, concurrently with later launches until `_join`."""
+        """Context that launches on another stream (None: the current one), concurrently with later launches until
+        `_join`.
+        """
         if stream is None or self._asked is not None or not OVERLAP:
             yield
             return
@@ -417,8 +428,8 @@ class WidePasses(ActorCriticEngine):
 
 
 def descriptors(*matrices: tuple[Tensor, int, int]) -> tuple[TensorDescriptor, ...]:
-    """Descriptors of tensors (towers, rows, columns) as matrices (towers x rows, columns), with the block's rows and
-    columns.
+    """Make descriptors of tensors (towers, rows, columns) as matrices (towers x rows, columns), each given with its
+    block's rows and columns.
     """
     return tuple(
         TensorDescriptor.from_tensor(matrix.flatten(0, 1), [rows, columns]) for matrix, rows, columns in matrices

@@ -59,7 +59,7 @@ MAX_LAST = 256
 
 @dataclass(frozen=True)
 class WideLayer:
-    """A hidden layer: its sizes, and offsets of its parameters (towers, ...) in the flat vector."""
+    """Sizes of a hidden layer, and offsets of its parameters (towers, ...) in the flat vector."""
 
     width: int
     pad: int  # a power of two, at least the width
@@ -77,7 +77,7 @@ class WideLayer:
 
 @dataclass(frozen=True)
 class WideNet:
-    """A network's hidden layers, and its head."""
+    """Hidden layers of a network, and sizes and offsets of its head."""
 
     towers: int
     layers: tuple[WideLayer, ...]
@@ -91,7 +91,7 @@ class WideNet:
 
 @dataclass(frozen=True)
 class WideSpec:
-    """An actor and its critics on one environment, for one batch size."""
+    """Compile-time constants of an actor and its critics on one environment, for one batch size."""
 
     stochastic: bool  # the actor samples its actions (SAC); otherwise it is deterministic (TD3)
     batch: int
@@ -131,7 +131,9 @@ def describe_net(
     *,
     separate_head: bool = False,
 ) -> WideNet:
-    """Lay out the network of a flat vector. `separate_head`: its head's gradient is computed without partial sums."""
+    """Lay out the network of a flat vector. `separate_head`: the gradient of its head is computed without
+    partial sums.
+    """
     offset_of = dict(zip(flat.names, flat.offsets, strict=True))
     layers, partial = list[WideLayer](), 0
     for k, width in enumerate(hidden):
@@ -167,7 +169,7 @@ def describe_net(
 
 
 def describe(task: ActorCriticTask, precision: str) -> WideSpec:
-    """Return the specification of a task's networks in "fp32", "tf32" or "bf16"."""
+    """Return the specification of a task's networks for products in `precision`: "fp32", "tf32" or "bf16"."""
     config, actor = task.config, task.actor
     assert isinstance(actor.net, MLPEnsemble)
     net, observation, action = actor.net.config, actor.features.columns, actor.env.action_size
@@ -202,8 +204,8 @@ def describe(task: ActorCriticTask, precision: str) -> WideSpec:
 
 
 def layer_tile(shape: WideSpec, net: WideNet, k: int, rows: int, max_shared: int) -> tuple[int, int] | None:
-    """Tile (BLOCK_M, BLOCK_K) of a program of whole rows of hidden layer k, or None where the library's product is
-    faster. `max_shared`: bytes of shared memory that a program may take.
+    """Tile (BLOCK_M, BLOCK_K) of a program of whole rows of hidden layer k, or None if the library's product is faster.
+    `max_shared`: bytes of shared memory that a program may take.
     """
     layer, half = net.layers[k], shape.precision == "bf16"
     if layer.width % 16 or layer.inputs % 16 or len(set(layer.parts)) > 1:
@@ -223,7 +225,7 @@ def layer_tile(shape: WideSpec, net: WideNet, k: int, rows: int, max_shared: int
 
 
 def backward_tile(shape: WideSpec, net: WideNet) -> tuple[int, int, int] | None:
-    """Tile (BLOCK_M, BLOCK_N, BLOCK_K) of `first_backward`, or None where the library's product and a pass after it are
+    """Tile (BLOCK_M, BLOCK_N, BLOCK_K) of `first_backward`, or None if the library's product and a pass after it are
     faster, as with layer normalization.
     """
     first, second, *_ = net.layers
@@ -239,7 +241,7 @@ def backward_tile(shape: WideSpec, net: WideNet) -> tuple[int, int, int] | None:
 
 
 def gradient_tile(shape: WideSpec, net: WideNet) -> tuple[int, int] | None:
-    """Tile (BLOCK_M, BLOCK_N) of `first_gradient`, or None where the library's product is faster."""
+    """Tile (BLOCK_M, BLOCK_N) of `first_gradient`, or None if the library's product is faster."""
     width, part = net.layers[0].width, shape.batch // shape.parts
     block_n = min(FIRST_TILE, width & -width)
     return (
@@ -250,7 +252,7 @@ def gradient_tile(shape: WideSpec, net: WideNet) -> tuple[int, int] | None:
 
 
 def backward_grid(net: WideNet, block_n: int) -> tuple[int, int]:
-    """Programs of `first_backward` over the first layer's units, and unit tiles of each program."""
+    """Number of programs of `first_backward` over the first layer's units, and number of unit tiles of each program."""
     tiles = net.layers[0].width // block_n
     return (tiles // BACKWARD_TILES, BACKWARD_TILES) if tiles % BACKWARD_TILES == 0 else (tiles, 1)
 
@@ -261,7 +263,7 @@ def applies(task: ActorCriticTask) -> bool:
 
 
 def unsupported_reason(task: ActorCriticTask) -> str | None:
-    """Return why these kernels cannot run the task, as a clause for a message, or None if they can."""
+    """Return the reason why these kernels cannot run the task, as a clause for a message, or None if they can."""
     if not applies(task):
         return "large batches and wide networks are fused for dense layers and continuous actions only"
     config, actor, observation = task.config, task.actor, task.actor.env.observation
