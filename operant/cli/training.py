@@ -71,7 +71,11 @@ def train(
     device: Annotated[str | None, typer.Option(metavar="auto|cpu|cuda[:N]")] = None,
     gpus: Annotated[
         str | None,
-        typer.Option(metavar="N|all|I,J,...", help="GPUs that share the lanes; the result is the same on 1, 2, 4 or 8"),
+        typer.Option(
+            metavar="N|all|I,J,...",
+            help="GPUs that share the lanes: 1, 2, 4 or 8. PPO and PQN give the same result on any number, DQN, SAC "
+            "and TD3 do not",
+        ),
     ] = None,
     steps: Annotated[
         str | None, typer.Option(metavar="N", help="environment steps over all lanes, such as 20M")

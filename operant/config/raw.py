@@ -180,7 +180,10 @@ def _read_file(raw: RawConfig, source: Path) -> None:
         raw.data = tomli.loads(text)
         raw.locations = {key: (0, line) for key, line in toml_positions.lines(text).items()}
     except (ValueError, RecursionError) as error:
-        raw.problem((0, _line(error, text)), f"not valid TOML: {_reason(error)}")
+        line = _line(error, text)
+        suffixed = _SUFFIXED.search(text.splitlines()[line - 1]) if 0 < line <= text.count("\n") + 1 else None
+        hint = f' (a number with a suffix is written in quotes: "{suffixed[1]}")' if suffixed else ""
+        raw.problem((0, line), f"not valid TOML: {_reason(error)}{hint}")
     recorded = any((source.parent / name).is_file() for name in _RECORDED.get(source.name, ()))
     for old, new in {**old_names.ALIASES, **(old_names.KEYS if recorded else {})}.items():
         _rename(raw, old, new)
@@ -312,15 +315,22 @@ def _set(raw: RawConfig, location: Location, key: Key, value: Any, text: str) ->
     raw.locations[key], raw.texts[key] = location, text
 
 
+_SUFFIXED = re.compile(r"(?<![\w.\"'])([+-]?\d[\d_]*(?:\.\d+)?[kMG])(?![\w\"'])")
+"""A number with a suffix, which is no TOML outside quotes."""
+
+
 def _value(text: str) -> Any:
     """Value of an override: parsed as TOML if possible (3e-4, true, [32, 32], "x"), else the text itself (pendulum,
-    20M).
+    20M). In a list or a table 20M is a string.
     """
-    try:
-        read = tomli.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return text
-    return read["value"] if len(read) == 1 else text
+    for written in (text, _SUFFIXED.sub(r'"\1"', text)):
+        try:
+            read = tomli.loads(f"value = {written}")
+        except (ValueError, RecursionError):
+            continue
+        if written == text or isinstance(read["value"], dict | list):
+            return read["value"] if len(read) == 1 else text
+    return text
 
 
 def quoted(value: object) -> str:

@@ -30,7 +30,8 @@ class ActorCriticConfig(Section):
         0.005,
         gt=0,
         le=1,
-        description="Polyak averaging: target <- (1 - tau) target + tau network, with each update of the actor",
+        description="Polyak averaging: target <- (1 - tau) target + tau network, in every update, with TD3 in those of "
+        "the actor",
     )
     critic: Literal["scalar", "c51"] = Field(
         "scalar", description="scalar: the mean of the return; c51: its distribution, on atoms from v_min to v_max"

@@ -45,6 +45,15 @@ def test_schedules_survive_a_round_trip_through_toml(tmp_path):
     assert origin.value == [[0, 0.2], [10, 0.1]] and origin.origin == "command line"
 
 
+def test_a_number_with_a_suffix_needs_no_quotes_on_the_command_line(tmp_path):
+    for word in ("algo.clip={linear=[0.2,0.1],over=50k}", 'algo.clip={linear=[0.2,0.1],over="50k"}'):
+        assert of(word).scheduled["clip"].points == ((0, 0.2), (50_000, 0.1))
+    assert of("algo.clip={piecewise=[[0,0.2],[0.5M,0.1]]}").scheduled["clip"].points[1] == (500_000, 0.1)
+    (tmp_path / "mine.toml").write_text("[algo]\nclip = {linear=[0.2,0.1], over=50k}\n")
+    with pytest.raises(ConfigError, match=r'mine.toml:2: not valid TOML: .*written in quotes: "50k"\)'):
+        load.load(tmp_path / "mine.toml")
+
+
 @pytest.mark.parametrize(
     ("word", "told"),
     [
