@@ -97,17 +97,6 @@ def test_a_group_records_the_files_that_it_trains(here, tmp_path, monkeypatch):
     }
 
 
-def test_a_process_that_merely_stands_in_a_group_json_is_not_signalled(tmp_path, here):
-    group = groups.create(tmp_path / "runs", "g", "x", {}, [1])
-    with subprocess.Popen(["sleep", "60"]) as bystander:
-        ticks = runs.start_ticks(bystander.pid)
-        supervisor = runs.identity() | {"pid": bystander.pid, "pid_start_ticks": ticks}
-        runs.write_json(group.path / "group.json", group.document | {"supervisor": supervisor})
-        assert runs.is_alive(supervisor) and not groups.load(group.path).live
-        assert here("stop", "g").code == 0 and bystander.poll() is None
-        bystander.kill()
-
-
 def test_a_group_has_bands_and_is_found_by_its_name(tmp_path):
     assert groups.band([]) is None and groups.band([3.0]) == (1, 3.0, None)
     assert groups.band([1.0, 2.0, 3.0]) == pytest.approx((3, 2.0, 4.303 / 3**0.5))

@@ -245,7 +245,7 @@ def test_a_process_that_trains_no_group_is_not_signalled(tmp_path, here):
         group = group_of(tmp_path / "runs")
         identity = runs.identity() | {"pid": victim.pid, "pid_start_ticks": runs.start_ticks(victim.pid)}
         runs.write_json(group.path / "group.json", group.document | {"supervisor": identity})
-        assert groups.load(group.path).live, "the identity is right"
+        assert runs.is_alive(identity) and not groups.load(group.path).live
         for words in (("stop", "many"), ("stop", "--all")):
             assert here(*words).code in (0, 2, 3) and victim.poll() is None, words
     finally:
