@@ -64,7 +64,7 @@ def row(run: Run, described: dict[str, Any]) -> RunRow:
         state=described["state"],
         env=described["env"] or "-",
         algo=described["algo"] or "-",
-        score=number(score if score is not None else described["return"]),
+        score=number(score),
         sps=count(sps) if sps is not None and live else "-",
         progress="-"
         if share is None

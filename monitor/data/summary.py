@@ -111,7 +111,7 @@ def progress(known: RunData) -> Progress:
     live = known.state.word in LIVE
     last = timeline.table.last if timeline is not None else None
     step = int(last[0]) if last is not None else None if look.record is None else look.record.step
-    steps = integer_of(document, "steps")
+    steps = step if known.state.word == "finished" else integer_of(document, "steps")
     moving = known.state.word == "running"
     rate = timeline.steps_per_s if timeline is not None and moving else None
     eta_s = float(math.ceil((steps - step) / rate)) if rate and steps and step is not None and steps > step else None
@@ -363,7 +363,8 @@ def _ending_facts(known: RunData) -> list[str]:
         facts.append(f"eval {text.number(score)}{target_remark(known.run.document, score)}")
     now = progress(known)
     if now.step is not None:
-        of = f" of {text.count(now.steps)}" if now.steps and now.step < now.steps else ""
+        steps = integer_of(known.run.document, "steps")
+        of = f" of {text.count(steps)}" if steps and now.step < steps else ""
         took = _wall(known)
         facts.append(f"{text.count(now.step)}{of} steps" + (f" in {text.duration(took)}" if took is not None else ""))
     if (sps := _mean_sps(known)) is not None:

@@ -56,7 +56,10 @@ def health_line(model: Model, width: int, height: int) -> list[Line]:
     right = [Piece(f"{well} of {len(findings)} ok · 4 for details ", "dim", action="app.navigate('page', 'time')")]
     if not wrong:
         glyph, style = LEVELS["ok"]
-        left += [Piece(f"{glyph} ", style, bold=True), Piece("no problems", "text")]
+        left += [
+            Piece(f"{glyph} ", style, bold=True),
+            Piece(f"no problems{' until the end' if model.snapshot.ended else ''}", "text"),
+        ]
     for finding in wrong:
         glyph, style = LEVELS[finding.level]
         more = [

@@ -192,7 +192,7 @@ def _list_lines(model: Listed, width: int, height: int) -> list[Line]:
     return [*lines, (), hint]
 
 
-_HEADS = ("state", "run", "return", "done", "age", "env", "algo", "SPS")
+_HEADS = ("state", "run", "eval", "done", "age", "env", "algo", "SPS")
 
 
 def _values(row: RunRow, count: int) -> list[str]:

@@ -335,7 +335,7 @@ class _Viewer:
         left_s = self._left_s() if state.live and state.word != "paused" else None
         shown = Progress(
             self._record.step,
-            integer_of(self._follower.run.document, "steps"),
+            self._record.step if state.word == "finished" else integer_of(self._follower.run.document, "steps"),
             self._values.get("sps"),
             self._values.get(RETURN),
             left_s,

@@ -30,9 +30,9 @@ from operant.text import age, count, duration, number, safe
 app = typer.Typer(**TYPER)
 
 _BAD = frozenset(("failed", "diverged", "crashed", "gpu_fault", "oom", "unreadable"))
-_HEADS = ("state", "id", "env", "algo", "return", "sps", "progress", "eta", "age")
-_RIGHT = range(4, 9)
-_ORDERS = ("age", "id", "env", "algo", "state", "return", "step", "sps")
+_HEADS = ("state", "id", "env", "algo", "eval", "return", "sps", "progress", "eta", "age")
+_RIGHT = range(4, 10)
+_ORDERS = ("age", "id", "env", "algo", "state", "eval", "return", "step", "sps")
 
 
 @app.command("eval")
@@ -205,22 +205,20 @@ def _chosen(rows: Iterable[dict[str, Any]], asked: Mapping[str, str | None], sor
     ]
     if sort in ("id", "env", "algo", "state"):
         return sorted(matching, key=lambda row: row[sort] or "")
-    if sort == "return":
-        return sorted(
-            matching,
-            key=lambda row: -(row["eval_return"] if row["eval_return"] is not None else row["return"] or -math.inf),
-        )
+    if sort in ("eval", "return"):
+        key = "eval_return" if sort == "eval" else sort
+        return sorted(matching, key=lambda row: -(row[key] if row[key] is not None else -math.inf))
     return matching if sort == "age" else sorted(matching, key=lambda row: -(row[sort] or 0))
 
 
 def _run_row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    score = row["eval_return"] if row["eval_return"] is not None else row["return"]
     return (
         row["state"],
         row["id"],
         row["env"] or "-",
         row["algo"] or "-",
-        number(score),
+        number(row["eval_return"]),
+        number(row["return"]),
         count(row["sps"]) if row["sps"] is not None else "-",
         f"{100 * row['progress']:.0f} %" if row["progress"] is not None else "-",
         duration(row["eta_s"]),
@@ -236,20 +234,13 @@ def show(run: RunName, as_json: JsonOption = False, root: RootOption = None) -> 
 
     if grouped.show(run, runs.scope(root), as_json=as_json):
         return
-    described = runs.describe(runs.resolve(run, *runs.scope(root)))
+    found = runs.resolve(run, *runs.scope(root))
     if as_json:
-        print_json(described)
+        print_json(runs.describe(found))
         return
-    for key, value in described.items():
-        if value is not None and key != "schema":
-            text = (
-                f"{value:,}"
-                if isinstance(value, int) and key not in ("pid", "seed")
-                else f"{value:.6g}"
-                if isinstance(value, float)
-                else str(value)
-            )
-            out(f"{key:22} {safe(text, 400)}")
+    from operant.cli import summary
+
+    out(*summary.lines(found))
 
 
 @app.command()

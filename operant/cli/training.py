@@ -232,7 +232,8 @@ def _train_here(run: Run, trusted: bool) -> None:
 
     worker.write_log()
     try:
-        worker.train(run.path, resume=None, trusted=trusted)
+        with worker.keeping_log(run.path):
+            worker.train(run.path, resume=None, trusted=trusted)
     except OperantError as error:
         runs.discard_unstarted(run, error.exit_code)
         raise

@@ -37,10 +37,12 @@ __all__ = [
     "announce",
     "claimed",
     "detach_problem",
+    "forget_ending",
     "main",
     "mark_session",
     "oom_kills",
     "open_log",
+    "session_line",
     "signal_worker",
     "spawn",
     "start",
@@ -280,7 +282,12 @@ def logout_problem(etc: Path = Path("/etc/systemd"), linger: Path = Path("/var/l
 
 def mark_session() -> None:
     """Write the line that separates the output of this worker from earlier ones in the log."""
-    _say(f"{SESSION_MARK}{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())}")
+    _say(session_line())
+
+
+def session_line() -> str:
+    """Line that begins the log of a session."""
+    return f"{SESSION_MARK}{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())}"
 
 
 class ExitRecord:

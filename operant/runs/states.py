@@ -413,7 +413,7 @@ def describe(run: Run) -> dict[str, Any]:
         **{key: runfolder.integer_of(document, key) for key in ("seed", "lanes", "pid")},
         "step": step,
         "steps": steps,
-        "progress": min(1.0, step / steps) if steps and step is not None else None,
+        "progress": 1.0 if word == "finished" else min(1.0, step / steps) if steps and step is not None else None,
         "return": recent.get("return"),
         "length": recent.get("length"),
         "episodes": recent.get("episodes"),

@@ -265,9 +265,11 @@ class Trainer:
             self.iteration += 1
             self.step += algo.steps_per_iteration
             self.writer.tick()
-            if not_finite := meters.after(self.step):
+            evaluates = self.evaluator is not None and self.iteration % config.eval.every == 0
+            last = self.evaluator is not None and self.step >= config.run.steps  # evaluated below
+            if not_finite := meters.after(self.step, evaluation_follows=evaluates or last):
                 self._diverged(not_finite)
-            if self.evaluator is not None and self.iteration % config.eval.every == 0:
+            if evaluates:
                 solved = self._evaluate()
             if self.iteration % config.checkpoint.every == 0 or self._is_save_due():
                 self._save()

@@ -222,7 +222,7 @@ class Meters:
 
     # RECORD
 
-    def after(self, step: int) -> NotFinite | None:
+    def after(self, step: int, *, evaluation_follows: bool = False) -> NotFinite | None:
         """Add up the metrics of an iteration, and publish a record if one is due. Called once per iteration with the
         environment steps so far; returns the first non-finite value as soon as the host knows it, else None.
         """
@@ -231,6 +231,9 @@ class Meters:
         self._done += 1
         self._limit_lead()
         not_finite = self._publish_arrived()
+        if evaluation_follows:  # its record has both
+            diverged = not self._cuda and int(self._first_bad) != _NEVER
+            return not_finite or (self.flush(step) if diverged else None)
         if self._pending is None and time.perf_counter() - self._last_copy >= self._period_s:
             self._begin_copy(step)
             if not self._cuda:
@@ -246,11 +249,6 @@ class Meters:
             self._drain(keep=0)
             self._begin_copy(step)
             not_finite = self._publish_arrived(wait=True) or not_finite
-        elif self._unpublished_evaluation and self._last_values:
-            counted = {
-                metric.name: 0.0 for metric in self._writer.metrics if metric.kind == "counter"
-            }  # in the previous record
-            self._publish(step, {**self._last_values, **counted, **self._evaluation()})
         return not_finite
 
     def _accumulate_once(self) -> None:

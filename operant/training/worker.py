@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -445,6 +445,26 @@ def write_log() -> None:
     handler.setFormatter(_Plain("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     log.setLevel(logging.INFO)
+
+
+@contextlib.contextmanager
+def keeping_log(folder: Path) -> Iterator[None]:
+    """Also write the log, and an error that ends the block, to log.txt: of a run in a process with a terminal."""
+    with os.fdopen(launch.open_log(folder), "a", encoding="utf-8", errors="replace") as file:
+        handler = logging.StreamHandler(file)
+        handler.setFormatter(_Plain("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+        logging.getLogger().addHandler(handler)
+        file.write(f"{launch.session_line()}\n")
+        try:
+            yield
+        except OperantError as error:
+            file.write(f"error: {safe(error, _LOG_CELLS, lines=True)}\n")
+            raise
+        except Exception:
+            traceback.print_exc(file=file)
+            raise
+        finally:
+            logging.getLogger().removeHandler(handler)
 
 
 def main() -> NoReturn:

@@ -40,7 +40,7 @@ from operant.config import request
 from operant.runs import control
 from operant.runs.checkpoints import Store
 from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, Reader
-from operant.text import count
+from operant.text import count, number
 from operant.training import loop
 
 
@@ -91,7 +91,8 @@ def test_its_records_are_in_the_metrics_file(trained):
         first_steps = [record.step for record in reader.since(0)]
         evaluated = [record.step for record in reader.since(0) if record.flags & FLAG_EVAL]
     values = dict(zip(names, last.values, strict=True))
-    assert first_steps == sorted(first_steps)
+    assert first_steps == sorted(set(first_steps)), "a row for each step"
+    assert values["iterations"] > 0, "the last record is not empty"
     assert (last.step, status.state, status.exit_code, status.main_count) == (STEPS, "finished", 0, 120)
     assert status.last_checkpoint_step == STEPS
     assert values["eval/best_return"] >= values["eval/return"] > 0
@@ -119,11 +120,29 @@ def test_show_and_runs_describe_it(trained, here):
         key: described[key] for key in ("id", "state", "step")
     }
     table = here("runs", "--runs", trained.place / "runs").out
-    assert table.splitlines()[0].split() == ["state", "id", "env", "algo", "return", "sps", "progress", "eta", "age"]
+    assert table.splitlines()[0].split() == [
+        "state",
+        "id",
+        "env",
+        "algo",
+        "eval",
+        "return",
+        "sps",
+        "progress",
+        "eta",
+        "age",
+    ]
     assert "alone" in table and "100 %" in table
     assert json.loads(here("runs", "--live", "--json", "--runs", trained.place / "runs").out) == []
     assert json.loads(here("runs", "--failed", "--json", "--runs", trained.place / "runs").out) == []
-    assert "alone" in here("show", str(trained.path)).out
+    summary = here("show", str(trained.path)).out
+    assert summary.startswith("✔ finished  alone\n  task        cartpole by ppo, 64 lanes on cpu, seed 1\n")
+    assert f"with {' '.join(HALFWAY)}\n" in summary and f"{STEPS:,} in 0:00:" in summary
+    assert (
+        f"mean return {number(described['eval_return'])} ± " in summary
+        and f"(95 %, n = 4) at step {STEPS:,}" in summary
+    )
+    assert "next        operant eval alone   operant monitor alone" in summary
 
 
 def test_logs_prints_the_log_and_its_end(trained, here):

@@ -289,6 +289,21 @@ def test_inline_trains_here(here, tmp_path):
     )
 
 
+def test_logs_prints_the_log_of_a_run_in_this_process(here, tmp_path, monkeypatch):
+    assert inline(here, f"run.steps={ITERATION}").code == 0
+    log = here("logs", "latest")
+    assert log.code == 0 and "started: cartpole, ppo, 64 lanes on CPU" in log.out and "finished: all steps" in log.out
+
+    def failing(self):
+        raise RuntimeError("the sky fell")
+
+    monkeypatch.setattr(PPO, "_update", failing)
+    with pytest.raises(RuntimeError):
+        inline(here)
+    log = runs.resolve("latest", *runs.scope()).log_path.read_text()
+    assert log.startswith("operant: session started ") and "RuntimeError: the sky fell" in log
+
+
 def test_a_target_ends_the_run(here, tmp_path):
     assert (
         inline(here, "run.steps=1M", "eval.every=2", "eval.episodes=4", "run.target=1", "run.record_hz=1000").code == 0

@@ -925,7 +925,7 @@ def test_listing_has_a_row_per_run(tmp_path, started):
         "ppo",
         "480.0",
         "-",
-        "0 %",
+        "100 %",
     )
     assert (found["cartpole-ppo-77b0"].state, found["cartpole-ppo-77b0"].sps) == ("running", "4.71 M") and found[
         "cartpole-ppo-77b0"

@@ -24,10 +24,10 @@ class Watched:
         self.reader = Reader(folder / "metrics.mm")
         self.step = 0
 
-    def iterate(self):
+    def iterate(self, *, evaluation_follows=False):
         iterate(self.ppo, 1)
         self.step += self.ppo.steps_per_iteration
-        return self.meters.after(self.step)
+        return self.meters.after(self.step, evaluation_follows=evaluation_follows)
 
     def records(self):
         names = [metric.name for metric in self.reader.metrics]
@@ -102,27 +102,30 @@ def test_an_evaluation_is_recorded_at_its_step(tmp_path, record_hz):
     watched = Watched(tmp_path, record_hz)
     watched.meters.set_evaluation(1.0, 15.0)  # of the session before
     watched.meters.measure("collect", lambda: time.sleep(0.01))
-    watched.iterate()
+    watched.iterate(evaluation_follows=True)
     evaluated_at = watched.step
     assert watched.meters.evaluated(watched.step, 12.5, 15.0) is None
     watched.iterate()
     watched.meters.flush(watched.step)
     records = watched.records()
     assert [record.step for record, _ in records if record.flags & FLAG_EVAL] == [evaluated_at]
-    assert [values["eval/return"] for _, values in records] == [1.0] * (record_hz == ALWAYS) + [12.5, 12.5]
+    assert [(record.step, values["eval/return"]) for record, values in records] == [
+        (evaluated_at, 12.5),
+        (watched.step, 12.5),
+    ], "a record has both an iteration and its evaluation"
     assert sum(values["iterations"] for _, values in records) == 2, "an iteration is counted twice, or not at all"
     assert [values["seconds/collect"] >= 0.01 for _, values in records].count(True) == 1, (
         "its time is counted twice, or not at all"
     )
 
 
-@pytest.mark.parametrize("record_hz", [SELDOM, ALWAYS])
-def test_the_first_iteration_that_is_not_finite_is_named(tmp_path, record_hz):
+@pytest.mark.parametrize(("record_hz", "evaluates"), [(SELDOM, False), (ALWAYS, False), (ALWAYS, True)])
+def test_the_first_iteration_that_is_not_finite_is_named(tmp_path, record_hz, evaluates):
     watched = Watched(tmp_path, record_hz)
     assert [watched.iterate() for _ in range(2)] == [None, None]
     with torch.no_grad():
         watched.ppo.policy.flat.values[0] = math.nan
-    found = watched.iterate()
+    found = watched.iterate(evaluation_follows=evaluates)
     if record_hz == SELDOM:
         assert found is None
         watched.iterate()
