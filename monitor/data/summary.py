@@ -121,12 +121,12 @@ def progress(known: RunData) -> Progress:
         steps=steps,
         iterations=None if status is None else status.main_count,
         iterations_per_s=known.iterations_per_s if moving else None,
-        up_s=None if (up_s := _wall(known) if known.state.ended else known.up_s) is None else float(int(up_s)),
+        up_s=None if (up_s := _duration_s(known) if known.state.ended else known.up_s) is None else float(int(up_s)),
         eta_s=eta_s,
         done_at=None if eta_s is None else _moment(known.now_s, eta_s),
         checkpoint_step=None if status is None else status.last_checkpoint_step,
-        unsaved_s=_rough(look.unsaved_s, seconds=True),
-        record_age_s=_rough(look.record_age_s, seconds=live),
+        unsaved_s=_rounded_age(look.unsaved_s, seconds=True),
+        record_age_s=_rounded_age(look.record_age_s, seconds=live),
     )
 
 
@@ -146,7 +146,7 @@ def progress_at(known: RunData, step: float) -> Progress:
     )
 
 
-def _rough(age_s: float | None, *, seconds: bool) -> float | None:
+def _rounded_age(age_s: float | None, *, seconds: bool) -> float | None:
     """Round an age down, to 1 s with `seconds`, else 10 s; from one minute on to minutes, from one hour on to hours.
     Ages alone then do not redraw the screen each second.
     """
@@ -323,7 +323,7 @@ def ending(known: RunData) -> Ending | None:
 
 
 def _finished(known: RunData) -> str:
-    took = _wall(known)
+    took = _duration_s(known)
     step, steps = progress(known).step, integer_of(known.run.document, "steps")
     early = step is not None and steps is not None and step < steps
     solved = early and target_reached(known.run.document, _latest(known, EVALUATION))
@@ -345,7 +345,7 @@ def _crash_remark(known: RunData) -> str:
     return ""
 
 
-def _wall(known: RunData) -> float | None:
+def _duration_s(known: RunData) -> float | None:
     """Duration of an ended run in seconds over all sessions; None if unknown."""
     last = known.timeline.table.last if known.timeline is not None else None
     known_s = [known.look.took_s, None if last is None else last[1]]
@@ -365,7 +365,7 @@ def _ending_facts(known: RunData) -> list[str]:
     if now.step is not None:
         steps = integer_of(known.run.document, "steps")
         of = f" of {text.count(steps)}" if steps and now.step < steps else ""
-        took = _wall(known)
+        took = _duration_s(known)
         facts.append(f"{text.count(now.step)}{of} steps" + (f" in {text.duration(took)}" if took is not None else ""))
     if (sps := _mean_sps(known)) is not None:
         facts.append(f"mean SPS {text.count(sps)}")

@@ -190,12 +190,12 @@ class _Viewer:
                 look = self._follower.look
                 self._warn()
                 self._report_replay()
-                self._take(self._new_records())
+                self._store_records(self._new_records())
                 if self._has_ended(look, now_s):
-                    return self._close(look)
+                    return self._print_outcome(look)
                 if until_first_record and self._record is not None:
                     return self._leave(detach)
-                self._obey(look, now_s)
+                self._send_requested_signal(look, now_s)
                 if self._sent == 2 and self.presses.interrupts > 2:
                     self._screen.above("Left; the trainer has not ended yet.")
                     return 137
@@ -240,7 +240,7 @@ class _Viewer:
             self._replay_reported = True
             self._screen.above(f"replay: {replay}")
 
-    def _take(self, records: list[tuple[Record, dict[str, float]]]) -> None:
+    def _store_records(self, records: list[tuple[Record, dict[str, float]]]) -> None:
         """Store the newest values and print evaluations above the progress line; of those before this viewer started
         only the last.
         """
@@ -286,7 +286,7 @@ class _Viewer:
     # ------------------------------------------------------------------------------------------------------------------
     # stopping
 
-    def _obey(self, look: Observation, now_s: float) -> None:
+    def _send_requested_signal(self, look: Observation, now_s: float) -> None:
         """Send the trainer the signal that Ctrl-C requests: SIGTERM after one, SIGKILL after two. Tried again until it
         can be sent.
         """
@@ -313,14 +313,14 @@ class _Viewer:
     # drawing
 
     def _draw(self, now_s: float, *, last: bool = False) -> None:
-        content, kind = self._content(now_s)
+        content, kind = self._progress_line(now_s)
         if self._screen.is_terminal:
             self._screen.show(content[: self._screen.columns])
         elif last or kind != self._line_kind or now_s - self._line_s >= _PLAIN_S:
             self._line_s, self._line_kind = now_s, kind
             self._screen.show(content)
 
-    def _content(self, now_s: float) -> tuple[str, str]:
+    def _progress_line(self, now_s: float) -> tuple[str, str]:
         """Current text of the progress line, and its kind: a line of a new kind is printed at once."""
         state = self._follower.state
         if self._record is None:
@@ -371,7 +371,7 @@ class _Viewer:
             self._screen.above(f"Detached. Still training: {where}")
         return 0
 
-    def _close(self, look: Observation) -> int:
+    def _print_outcome(self, look: Observation) -> int:
         """Print the run's outcome and the next commands. Returns the run's exit code.
 
         Returns the run's exit code; for a finished run whose metrics file is damaged, that of BadFileError.
@@ -402,13 +402,13 @@ class _Viewer:
             commands.append(f"operant check {runs.display_path(own)}")
         self._screen.above(
             f"{_GLYPHS.get(state.word, '✖')} {state.word}  {text.safe(run.id)}   "
-            f"{' · '.join(self._facts(look))}".rstrip()
+            f"{' · '.join(self._outcome_facts(look))}".rstrip()
         )
         self._screen.above(f"  run   {runs.display_path(run.path)}")
         self._screen.above(f"  next  {'   '.join([*commands, f'operant show {short}'])}")
         return code
 
-    def _facts(self, look: Observation) -> list[str]:
+    def _outcome_facts(self, look: Observation) -> list[str]:
         """Parts of the outcome line: cause, last evaluation and target, steps and time, and the checkpoint for a
         resume.
         """

@@ -81,7 +81,8 @@ def list_envs(as_json: JsonOption = False) -> None:
         return
     heads = ("name", "gymnasium", "observation", "action", "time_limit", "config")
     cells = [
-        (*(str(row[head]) if row[head] is not None else "-" for head in heads), _named(row["actions"])) for row in rows
+        (*(str(row[head]) if row[head] is not None else "-" for head in heads), _action_text(row["actions"]))
+        for row in rows
     ]
     print_table((*heads, "actions"), cells)
     say("parameters (env.params.NAME=value) with their ranges: operant envs --json")
@@ -91,7 +92,7 @@ def list_envs(as_json: JsonOption = False) -> None:
     )
 
 
-def _named(actions: list[str]) -> str:
+def _action_text(actions: list[str]) -> str:
     """Names of an environment's actions; of more than a few the first two and the last."""
     if len(actions) > _MOST_NAMED:
         actions = [*actions[:2], "...", actions[-1]]

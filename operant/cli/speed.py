@@ -72,9 +72,9 @@ def profile(
     asked = request.make(words or (), config=config, environment_file=env, settings={"run.device": device})
     resolved = consented(trust, asked.load)
     if part is not None or memory:
-        _alone(resolved, part, memory, updates, as_json=as_json)
+        _print_part_and_buffers(resolved, part, memory, updates, as_json=as_json)
         return
-    path = _place(trace)
+    path = _trace_path(trace)
     try:
         found = profiling.profile(resolved, updates, trace=path, report=say)
     except OSError as error:
@@ -94,7 +94,7 @@ def profile(
     say("", f"trace of {profiling.TRACED} iterations: {path}  (open it at https://ui.perfetto.dev)")
 
 
-def _alone(config: Any, part: str | None, memory: bool, iterations: int, *, as_json: bool) -> None:
+def _print_part_and_buffers(config: Any, part: str | None, memory: bool, iterations: int, *, as_json: bool) -> None:
     """Time the `part` of an iteration (None: no part) and, with `memory`, list the trainer's buffers. Prints the
     results, with `as_json` as JSON.
     """
@@ -126,7 +126,7 @@ def _alone(config: Any, part: str | None, memory: bool, iterations: int, *, as_j
         out("", f"{len(kept):,} buffers, {size(sum(buffer.bytes for buffer in kept))} in total")
 
 
-def _place(trace: str) -> Path:
+def _trace_path(trace: str) -> Path:
     """Path of the trace file. Opened once before training, since torch's profiler only logs a failure. Raises
     UsageError and NotFoundError.
     """

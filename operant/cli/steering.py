@@ -54,7 +54,7 @@ def stop(
         if not found:
             say("no run is training now")
     else:
-        found = list({run.path: run for name in names or () for run in _named(name, scope, now)}.values())
+        found = list({run.path: run for name in names or () for run in _runs_named(name, scope, now)}.values())
     stops = [_RunStopper(run) for run in found]
     while any(not one.over for one in stops):
         for one in stops:
@@ -64,7 +64,7 @@ def stop(
         raise (problems[0] if len(problems) == 1 else OperantError("\n".join(map(str, problems))))
 
 
-def _named(name: str, scope: Scope, now: bool) -> list[Run]:
+def _runs_named(name: str, scope: Scope, now: bool) -> list[Run]:
     """Run in `scope` with a name, or the runs of a group or sweep, which is asked to start no further run. `now`:
     without checkpoints.
     """

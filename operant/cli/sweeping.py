@@ -69,10 +69,10 @@ def sweep(
         words = [*(overrides or ()), *(["sweep.pareto=true"] if pareto else [])]
         asked = request.make(words, config=config, environment_file=None, settings={})
         plan = consented(trust, lambda trusted: planning.make(asked, root, name, trusted))
-    raise typer.Exit(_detach(plan, workers, trust) if detach else _conduct(plan, workers, trust, as_json))
+    raise typer.Exit(_detach(plan, workers, trust) if detach else _work_on(plan, workers, trust, as_json))
 
 
-def _conduct(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> int:
+def _work_on(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> int:
     """Work on a sweep in this process until it ends, with `workers` runs at a time. Returns the exit code. `trusted`
     allows code that is not known to be this user's; `as_json` prints the result as JSON.
     """

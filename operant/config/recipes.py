@@ -66,7 +66,7 @@ def find_source(text: str, algorithm: str | None = None) -> Path:
     files = _files()
     try:
         if Path(text).is_file():
-            return _of_algorithm(Path(text).resolve(), algorithm)
+            return _check_algorithm(Path(text).resolve(), algorithm)
     except (OSError, ValueError):  # name too long, NUL byte, unreadable folder
         pass
     name = text.removesuffix(".toml")
@@ -78,11 +78,11 @@ def find_source(text: str, algorithm: str | None = None) -> Path:
     if len(matches) > 1:
         raise NotFoundError(f"{text!r} is the name of several recipes: {', '.join(sorted(matches))}. Give one of these")
     if matches:
-        return _of_algorithm(files[matches[0]], algorithm)
-    raise NotFoundError(f"{_missing(text)} Recipes that ship: {', '.join(sorted(files)) or 'none'}")
+        return _check_algorithm(files[matches[0]], algorithm)
+    raise NotFoundError(f"{_missing_message(text)} Recipes that ship: {', '.join(sorted(files)) or 'none'}")
 
 
-def _of_algorithm(source: Path, algorithm: str | None) -> Path:
+def _check_algorithm(source: Path, algorithm: str | None) -> Path:
     """Return `source`. Raises UsageError if it is a shipped recipe for another algorithm than `algorithm` (None:
     any).
     """
@@ -106,7 +106,7 @@ def plain_name(name: str) -> str:
     return re.sub(r"[-_:/]", "", re.sub(r"-v\d+$", "", name).lower())
 
 
-def _missing(text: str) -> str:
+def _missing_message(text: str) -> str:
     """Message about a configuration that does not exist, with the closest shipped name."""
     try:
         if Path(text).is_dir():

@@ -407,13 +407,13 @@ def _collection(text: str, roots: Iterable[Path]) -> str | None:
 
 def _ambiguous(text: str, fits: list[Run]) -> str:
     same_id = len({run.id for run in fits}) < len(fits)
-    named = [f"{display_path(run.path) if same_id else safe(run.id)} ({_when(run)})" for run in fits[:_SHOWN]]
+    named = [f"{display_path(run.path) if same_id else safe(run.id)} ({_state_and_age(run)})" for run in fits[:_SHOWN]]
     more = f" and {len(fits) - _SHOWN} more" if len(fits) > _SHOWN else ""
     way_out = "Name one." if text == "live" else "Give the path." if same_id else "Add a character."
     return f"'{safe(text, 80)}' matches {len(fits)} runs: {', '.join(named)}{more}. {way_out}"
 
 
-def _when(run: Run) -> str:
+def _state_and_age(run: Run) -> str:
     """State of a run and its age for messages: `live`, or such as `finished 2 h ago`."""
     if probe(run.path):
         return "live"

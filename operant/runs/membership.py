@@ -82,14 +82,14 @@ def is_member(run: Run, uuid: str, trial: int, index: int, request: Mapping[str,
     return (
         KEY not in run.document
         and recorded.get("config") == request.get("config")
-        and _what(recorded) == _what(request)
+        and _trained_values(recorded) == _trained_values(request)
     )
 
 
 def is_unchanged(run: Run, request: Mapping[str, Any]) -> bool:
     """Whether a run has the values of a request and was not resumed with others."""
     recorded = request_of(run)
-    return not recorded.get("resume_overrides") and _what(recorded) == _what(request)
+    return not recorded.get("resume_overrides") and _trained_values(recorded) == _trained_values(request)
 
 
 def request_of(run: Run) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def request_of(run: Run) -> dict[str, Any]:
     return request if isinstance(request, dict) else {}
 
 
-def _what(request: Mapping[str, Any]) -> tuple[Any, ...]:
+def _trained_values(request: Mapping[str, Any]) -> tuple[Any, ...]:
     """Values of a request that decide what is trained. The configuration file does not count: the folder of a sweep may
     move.
     """

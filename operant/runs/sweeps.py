@@ -129,10 +129,10 @@ def trials(folder: Path) -> list[Run]:
     if (folder / IDENTITY).exists():  # a copy of a sweep
         return []
     name = re.compile(rf"{re.escape(folder.name)}\.[0-9]+(\.[0-9]+)?(-[0-9a-f]{{4,8}})?")
-    return [run for run in listed if name.fullmatch(run.id) and _was_asked_by(folder, run)]
+    return [run for run in listed if name.fullmatch(run.id) and _was_made_by(folder, run)]
 
 
-def _was_asked_by(folder: Path, run: Run) -> bool:
+def _was_made_by(folder: Path, run: Run) -> bool:
     """Whether a sweep of a version before 2026-11-24 made a run: the request names its file, and one seed."""
     request = membership.request_of(run)
     words: Any = request.get("overrides")

@@ -68,7 +68,7 @@ class Settings(Section, use_attribute_docstrings=True):
 
 @dataclass(frozen=True)
 class Outline:
-    """A sweep as its folder describes it, enough for showing it: no code that it names is imported."""
+    """A sweep as its folder describes it, enough to show it: no code that it names is imported."""
 
     name: str
     folder: Path

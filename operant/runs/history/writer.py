@@ -104,11 +104,11 @@ class History:
     def _run(self) -> None:
         try:
             while not self._closing:
-                self._turn(flush=False)
+                self._copy_once(flush=False)
                 self._wake.wait(_LOOK_S if self._thinning is None else _THIN_LOOK_S)
                 self._wake.clear()
             self._retry_s = 0.0
-            self._turn(flush=True)
+            self._copy_once(flush=True)
         finally:
             self._disk.close()
             if self._reader is not None:
@@ -116,7 +116,7 @@ class History:
             if self._thinning is not None:
                 self._thinning.close()
 
-    def _turn(self, flush: bool) -> None:
+    def _copy_once(self, flush: bool) -> None:
         """Copy the records that are due and sync at intervals, once; `flush` does both at once."""
         now = time.monotonic()
         if now < self._retry_s:
