@@ -245,7 +245,7 @@ def profile(place: Path, words: list[str]) -> None:
         if k > 3:
             profiler.enable()
         code = worker.train_with_exit_code(run.path, None, False, reused=True)
-        here._tidy()
+        here._release_memory()
         profiler.disable()
         say(part="profile", run=k, code=code, seconds=time.perf_counter() - began, training=results.of_run(run).seconds)
     rows = pstats.Stats(profiler).stats.items()  # type: ignore[attr-defined]

@@ -112,7 +112,7 @@ class CodeStore:
             yield descriptor
 
     def _check(self, status: os.stat_result, name: str, is_kind: Callable[[int], bool]) -> None:
-        """Raise UntrustedError unless the file is of the expected kind, owned by this user and not writable by
+        """Raise UntrustedError unless the file `name` is of the expected kind, owned by this user and not writable by
         others.
         """
         problem = None

@@ -65,11 +65,11 @@ class Solo:
     rank, ranks, counts, untimed = 0, 1, True, ""
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Return the rows unchanged."""
+        """Return the rows unchanged: there are no other ranks."""
         return rows
 
     def agree(self, text: str) -> str:
-        """Return the text unchanged."""
+        """Return the text unchanged: there are no other ranks."""
         return text
 
     def link(self, width: int, programs: int) -> Link | None:

@@ -67,7 +67,7 @@ class _Walk:
             self.visit(value, attributes)
 
     def _is_new(self, value: Any, *more: Any) -> bool:
-        """Whether a value is visited for the first time; otherwise hash a back-reference."""
+        """Whether `value` is visited for the first time; if not, hash a back-reference to the first visit."""
         key = (id(value), *more)
         if key in self._seen:
             self._hash_item("again", str(self._seen[key]))

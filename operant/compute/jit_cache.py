@@ -120,7 +120,7 @@ class _Cache:
         return None
 
     def save_overload(self, signature: Any, result: Any) -> None:
-        """Store a function compiled after `load_overload` returned None."""
+        """Store a compiled function on disk, after `load_overload` returned None. Failures are only logged."""
         assert self.store is not None
         log.debug("%s compiled in %.3f s", self._name, time.perf_counter() - self._lookup_s)
         if self._key is None:

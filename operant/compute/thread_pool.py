@@ -29,7 +29,9 @@ SMALLEST = 64
 
 
 def _write_order(board: Any, number: int, first: int, last: int, offset: int, pieces: int) -> None:
-    """Write an order to the board, then publish it."""
+    """Write order `number`, the indices [first, last) in `pieces` pieces, to the board that all threads of the pool
+    read, then publish it.
+    """
     row = (3 + 3 * number) * LINE
     board[row], board[row + 1], board[row + 2], board[row + 3] = first, last, offset, pieces
     add(board, SUBMITTED, 1)
@@ -56,7 +58,7 @@ class KernelThreadPool:
 
     @contextlib.contextmanager
     def session(self, orders: int) -> Iterator[None]:
-        """Run the threads while the context lasts, for up to `orders` orders."""
+        """Run the pool's threads while the context lasts, for up to `orders` orders (ranges of indices)."""
         self._board, self._submitted = np.zeros((3 + 3 * orders) * LINE, np.int64), 0
         self._finished = 0
         work = self._kernel.run_orders

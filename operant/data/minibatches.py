@@ -222,8 +222,8 @@ class Minibatches:
         self._fill(self.order.numel(), self._clock, self._order)
 
     def gather(self, buffer: Tensor, blocks: Tensor) -> Tensor:
-        """Gather the samples of the blocks numbered `blocks` (m), in order: (T, N) -> (m block), (T, R, N) -> (R, m
-        block).
+        """Gather the samples of the blocks (lanes of one step) numbered `blocks` (m), in order: (T, N) -> (m block),
+        (T, R, N) -> (R, m block).
         """
         T, groups, block = self.layout.steps, self.layout.groups, self.layout.block
         if buffer.ndim == 2:
@@ -234,8 +234,8 @@ class Minibatches:
         ].flatten(1)
 
     def gather_segments(self, buffer: Tensor, blocks: Tensor) -> Tensor:
-        """Gather the segments of the blocks numbered `blocks` (m), in order: (T, N) -> (L, m block), (T, R, N) -> (R,
-        L, m block).
+        """Gather the segments of the blocks (lanes of a segment) numbered `blocks` (m), in order: (T, N) -> (L, m
+        block), (T, R, N) -> (R, L, m block).
         """
         cut = self.layout
         if buffer.ndim == 2:
@@ -246,8 +246,8 @@ class Minibatches:
         return segments.permute(2, 1, 0, 3).flatten(2)
 
     def gather_pictures(self, buffer: Tensor, blocks: Tensor) -> Tensor:
-        """Gather the pictures of the blocks numbered `blocks` (m), in order: (T, R, N), each picture contiguous in
-        memory -> (R, m block).
+        """Gather the pictures of the blocks (lanes of one step) numbered `blocks` (m), in order: (T, R, N), each
+        picture contiguous in memory -> (R, m block).
         """
         pictures = buffer.transpose(1, 2).reshape(self.layout.blocks, self.layout.block, -1)
         return pictures.index_select(0, blocks).flatten(0, 1).t()

@@ -31,7 +31,7 @@ class Order(NamedTuple):
 
 @device
 def order_body(i, clock, out, offset):
-    """Write the block at position i of the order of all epochs. The permutation of a shard is keyed by (seed,
+    """Write the block number at position i of the order of all epochs. The permutation of a shard is keyed by (seed,
     iteration, epoch, shard).
     """
     size, shards = out.order.shape[1], out.shards
@@ -56,7 +56,9 @@ def order_body(i, clock, out, offset):
         uint32(rng.SHUFFLE),
     )
     block = (
-        _ranked(key, epoch, value, shard_size) if shard_size <= FEW_BLOCKS else _walked(key, epoch, value, shard_size)
+        _permuted_by_rank(key, epoch, value, shard_size)
+        if shard_size <= FEW_BLOCKS
+        else _permuted_by_network(key, epoch, value, shard_size)
     )
 
     # Block of the shard -> step and group of lanes -> block of the rollout.
@@ -70,7 +72,7 @@ def _with_lane(key, word):
 
 
 @device
-def _ranked(key, epoch, value, size):
+def _permuted_by_rank(key, epoch, value, size):
     """Return the rank of element `value` among `size` random 64-bit keys, ties by index. All permutations are equally
     likely, except for a tie once in 2^53.
     """
@@ -94,7 +96,7 @@ def _word64(words, half):
 
 
 @device
-def _walked(key, epoch, value, size):
+def _permuted_by_network(key, epoch, value, size):
     """Return element `value` of a random permutation of `size`: a Feistel network over the next power of two, iterated
     until the result is below `size` (cycle walking, Black & Rogaway 2002).
 

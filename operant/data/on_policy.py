@@ -73,7 +73,7 @@ class Buffers(NamedTuple):
 
 
 class OnPolicyCycle:
-    """Advantages, minibatch order, learning rate and counter of an iteration: the arithmetic around the gradient."""
+    """Arithmetic of an iteration around the gradient: advantages, order of minibatches, learning rate, counter."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class OnPolicyBackend:
         """Return `work`, run with as many of torch's threads as the backend uses; by default all."""
         return work
 
-    def over(self, policy: Any, collector: Collector, experience: Experience) -> Self:
+    def with_rollout(self, policy: Any, collector: Collector, experience: Experience) -> Self:
         """Return a copy of this backend for another policy, rollout and experience, which acts while this one
         updates.
         """

@@ -46,10 +46,10 @@ class Overlap:
             self._capture(act)
         self._called = True
         self._fork()
-        self._drive(act)
+        self._step_in_turn(act)
         self._join()
 
-    def _drive_any(self, act: Callable[[int, slice], None]) -> None:
+    def _step_in_any_order(self, act: Callable[[int, slice], None]) -> None:
         """Step all buffers, in the order in which the host finishes them and their actions arrive."""
         world, done = self._world, [0] * len(self._world.buffers)
         acting, stepping = set(range(len(done))), set[int]()
@@ -70,14 +70,14 @@ class Overlap:
                     acting.add(k)
 
     @torch.no_grad()
-    def _drive(self, act: Callable[[int, slice], None]) -> None:
+    def _step_in_turn(self, act: Callable[[int, slice], None]) -> None:
         """Step all buffers in turn: the host begins a step of each, and finishes it `late` buffers later."""
         world, T, B, late = self._world, len(self._slots), len(self._world.buffers), self._world.late
         for k in range(B):
             with self._stream(k):
                 self._launch(act, 0, k)
         if world.unordered:
-            self._drive_any(act)
+            self._step_in_any_order(act)
             return
         with world.stepping(T):
             for place in range(T * B + late):
@@ -89,7 +89,7 @@ class Overlap:
                         world.finish(k, self._slots[t])
                         self._launch(act, t + 1, k)
 
-    def _work(self, act: Callable[[int, slice], None], t: int, k: int) -> None:
+    def _act_on_buffer(self, act: Callable[[int, slice], None], t: int, k: int) -> None:
         """Receive the outcome of step t - 1 of buffer k (a group of lanes), then act on it and send the actions of step
         t to the host.
         """
@@ -105,7 +105,7 @@ class Overlap:
             if self._graphs:
                 self._graphs[t][k].replay()
             else:
-                self._work(act, t, k)
+                self._act_on_buffer(act, t, k)
             self._world.sent(k)
 
     # STREAMS AND GRAPHS
@@ -138,7 +138,7 @@ class Overlap:
                     with torch.cuda.stream(stream):
                         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                         try:
-                            self._work(act, t, k)
+                            self._act_on_buffer(act, t, k)
                         finally:
                             graph.capture_end()
                     row.append(graph)

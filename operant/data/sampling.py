@@ -31,7 +31,9 @@ class Sampling(NamedTuple):
 
 
 class Priorities(NamedTuple):
-    """Buffers of prioritised sampling: tensors outside the kernels, arrays inside."""
+    """Priorities of the replay's transitions, their prefix sums, and the errors of a batch: tensors outside the
+    kernels, arrays inside.
+    """
 
     value: Any  # (M r, N) float32: those of rows 0 ... C - 1; 0 where nothing can be sampled
     sums: Any  # (M, S) float32, of the blocks of each shard

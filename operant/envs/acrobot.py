@@ -31,7 +31,7 @@ TURN = float32(2.0 * math.pi)
 
 
 class Params(NamedTuple):
-    """Constants of the two links."""
+    """Parameters of acrobot: constants of the two links."""
 
     gravity: float = 9.8  # m/s^2
     length_1: float = 1.0  # m

@@ -29,7 +29,7 @@ MOST_DECKS = 4
 
 
 class Params(NamedTuple):
-    """Length of the sequence."""
+    """Parameters of Autoencode: length of the sequence of cards."""
 
     decks: float = 1.0  # a float, so that a schedule can change it during training
 

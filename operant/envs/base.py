@@ -110,7 +110,7 @@ class _Declared:
 
 @dataclass(frozen=True)
 class Box(_Declared):
-    """Space of `size` values of one dtype, with bounds (one for all, or one per value)."""
+    """Space of `size` numbers of one dtype, with bounds (one for all, or one per number)."""
 
     size: int
     low: float | tuple[float, ...] = -math.inf
@@ -146,14 +146,14 @@ class Box(_Declared):
 
 @dataclass(frozen=True)
 class Discrete:
-    """Choice among `n` actions."""
+    """Action space: a choice among `n` actions, 0 to n - 1."""
 
     n: int
 
 
 @dataclass(frozen=True)
 class MultiDiscrete:
-    """Choice among `n[k]` actions in each dimension k."""
+    """Action space: one choice in each dimension k, among `n[k]` actions."""
 
     n: tuple[int, ...]
 

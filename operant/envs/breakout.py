@@ -85,7 +85,7 @@ _NEAR = float32(0.01)  # pixels; a margin far above rounding errors for the choi
 
 
 class Params(NamedTuple):
-    """Geometry and speeds of field, paddle, ball and bricks."""
+    """Parameters of Breakout: geometry and speeds of field, paddle, ball and bricks."""
 
     frames: int = 4  # per step
     tau: float = 1 / 60  # s per frame
@@ -131,7 +131,7 @@ def _without(words, brick):
 
 
 @device_call
-def _meet(best, edge, low, high, along, across, speed_along, speed_across, ball, target, sideways):
+def _earlier_collision(best, edge, low, high, along, across, speed_along, speed_across, ball, target, sideways):
     """Compute the collision of the ball with an edge, and return the earlier of it and `best`.
 
     A collision is (time in frames, overlap, along, across, target, sideways). The edge lies at coordinate `edge` on the
@@ -154,7 +154,7 @@ def _meet(best, edge, low, high, along, across, speed_along, speed_across, ball,
 
 
 @device_call
-def _meet_bricks(best, words, x, y, vx, vy, p):
+def _earliest_with_bricks(best, words, x, y, vx, vy, p):
     """Earliest of `best` and the collisions with bricks inside the bounding box of the ball's path."""
     top, bottom = min(y, y + vy) - p.bricks_y - _NEAR, max(y, y + vy) + p.ball - p.bricks_y + _NEAR
     if top < float32(ROWS) * p.brick_height and bottom > float32(0.0):
@@ -175,21 +175,27 @@ def _meet_bricks(best, words, x, y, vx, vy, p):
                     brick_x = float32(column) * p.brick_width
                     if vx != float32(0.0):
                         edge = brick_x if vx > float32(0.0) else brick_x + p.brick_width
-                        best = _meet(best, edge, brick_y, brick_y + p.brick_height, x, y, vx, vy, p.ball, brick, True)
+                        best = _earlier_collision(
+                            best, edge, brick_y, brick_y + p.brick_height, x, y, vx, vy, p.ball, brick, True
+                        )
                     if vy != float32(0.0):
                         edge = brick_y if vy > float32(0.0) else brick_y + p.brick_height
-                        best = _meet(best, edge, brick_x, brick_x + p.brick_width, y, x, vy, vx, p.ball, brick, False)
+                        best = _earlier_collision(
+                            best, edge, brick_x, brick_x + p.brick_width, y, x, vy, vx, p.ball, brick, False
+                        )
     return best
 
 
 @device
-def _meet_walls(best, x, y, vx, vy, p):
+def _earliest_with_walls(best, x, y, vx, vy, p):
     """Earliest of `best` and the collisions with the sides and the ceiling."""
     if (vx > float32(0.0) and x + vx > p.width - p.ball - _NEAR) or (vx < float32(0.0) and x + vx < _NEAR):
         edge = p.width if vx > float32(0.0) else float32(0.0)
-        best = _meet(best, edge, float32(0.0), p.height, x, y, vx, vy, p.ball, int32(SIDE), True)
+        best = _earlier_collision(best, edge, float32(0.0), p.height, x, y, vx, vy, p.ball, int32(SIDE), True)
     if vy < float32(0.0) and y + vy < _NEAR:
-        best = _meet(best, float32(0.0), float32(0.0), p.width, y, x, vy, vx, p.ball, int32(CEILING), False)
+        best = _earlier_collision(
+            best, float32(0.0), float32(0.0), p.width, y, x, vy, vx, p.ball, int32(CEILING), False
+        )
     return best
 
 
@@ -238,10 +244,10 @@ def step(s, cells, workspace, action, p, key, tally):
 
         x, y = _inside(x, y, p)
         best = (float32(2.0), float32(-1.0), float32(0.0), float32(0.0), int32(NOTHING), False)
-        best = _meet_bricks(best, words, x, y, vx, vy, p)
-        best = _meet_walls(best, x, y, vx, vy, p)
+        best = _earliest_with_bricks(best, words, x, y, vx, vy, p)
+        best = _earliest_with_walls(best, x, y, vx, vy, p)
         if vy > float32(0.0) and y + vy > p.paddle_y - p.ball - _NEAR:
-            best = _meet(
+            best = _earlier_collision(
                 best, p.paddle_y, paddle_x, paddle_x + paddle_width, y, x, vy, vx, p.ball, int32(PADDLE), False
             )
         _, _, along, across, target, sideways = best

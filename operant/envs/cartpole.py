@@ -13,7 +13,7 @@ X, X_DOT, THETA, THETA_DOT, FIELDS = range(5)  # rows of the state: m, m/s, rad,
 
 
 class Params(NamedTuple):
-    """Constants of the cart and the pole."""
+    """Parameters of cart-pole: constants of the cart and the pole."""
 
     gravity: float = 9.8  # m/s^2
     mass_cart: float = 1.0  # kg

@@ -36,7 +36,7 @@ COLUMNS = 13  # of the table in the picture
 
 
 class Params(NamedTuple):
-    """Matching rule."""
+    """Parameters of Concentration: which cards match."""
 
     ranks: bool = False
 

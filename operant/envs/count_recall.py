@@ -30,7 +30,7 @@ MOST_COUNTED = 26
 
 
 class Params(NamedTuple):
-    """Number of cards and of kinds."""
+    """Parameters of Count Recall: number of cards and of kinds."""
 
     decks: int = 1
     kinds: int = 2

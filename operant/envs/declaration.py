@@ -44,7 +44,7 @@ def declaration_problems(env: Env) -> list[str]:
         problems.append(f"observation_shards is {env.observation_shards!r}: a whole number, 0 or more")
     if not isinstance(env.tally, tuple) or not all(isinstance(name, str) for name in env.tally):
         problems.append(f'tally is {env.tally!r}: a tuple of names, such as ("score",)')
-    problems += _playing_problems(env)
+    problems += _play_field_problems(env)
     try:
         hash(env)
     except TypeError as error:
@@ -102,7 +102,7 @@ def _may_be_categorical(space: Box, categories: int, high: float) -> bool:
     return space.dtype == "uint8" and 2 <= categories <= 256 and high <= categories - 1
 
 
-def _playing_problems(env: Env) -> Iterator[str]:
+def _play_field_problems(env: Env) -> Iterator[str]:
     """Yield the problems of the fields for playing and viewing: `actions` (names of a Discrete's actions), `turns`
     (True: the game waits for its player) and `step_s` (seconds of a step).
     """

@@ -101,7 +101,7 @@ DARK, LIGHT = GROUND, (float32(1.0), float32(1.0), float32(1.0))
 
 
 class Params(NamedTuple):
-    """Rewards (rounded to 0.0001), tile probability and patience."""
+    """Parameters of 2048: rewards (rounded to 0.0001), tile probability and patience."""
 
     two: float = 0.9  # probability that a new tile is a 2 and not a 4
     merge: float = 0.05  # for each merge

@@ -80,7 +80,7 @@ WHITE_STONE = (float32(0.96), float32(0.95), float32(0.92))
 
 
 class Params(NamedTuple):
-    """Komi and rewards."""
+    """Parameters of Go: komi and rewards."""
 
     komi: float = 7.5  # points for white
     rout: float = 1.0  # extra penalty for losing the whole board

@@ -25,7 +25,7 @@ HIGHER = 0
 
 
 class Params(NamedTuple):
-    """Length of an episode."""
+    """Parameters of Higher Lower: length of an episode."""
 
     decks: int = 1
 

@@ -21,7 +21,7 @@ CONTEXT, SHOWN, STEPS, FIELDS = range(4)  # rows of the state: the bit; time of 
 
 
 class Params(NamedTuple):
-    """Number of steps over which the bit must be remembered."""
+    """Parameters of the memory chain: number of steps over which the bit must be remembered."""
 
     length: int = 100
 

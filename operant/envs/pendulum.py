@@ -18,7 +18,7 @@ TURN = float32(2.0 * math.pi)
 
 
 class Params(NamedTuple):
-    """Constants of the rod."""
+    """Parameters of the pendulum: constants of the rod."""
 
     gravity: float = 10.0  # m/s^2
     mass: float = 1.0  # kg

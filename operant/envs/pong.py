@@ -38,7 +38,7 @@ SCORED, CONCEDED, RETURNS, WON = range(4)  # tallies
 
 
 class Params(NamedTuple):
-    """Geometry and speeds of field, paddles and ball."""
+    """Parameters of Pong: geometry and speeds of field, paddles and ball."""
 
     frames: int = 8  # per step
     points: int = 21  # needed to win

@@ -24,7 +24,7 @@ FIELDS = LEFT + SUITS
 
 
 class Params(NamedTuple):
-    """Length of an episode."""
+    """Parameters of Repeat First: length of an episode."""
 
     decks: int = 1
 

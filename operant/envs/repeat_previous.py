@@ -27,7 +27,7 @@ MOST = 128  # capacity of the ring of suits: card j is at index j % MOST
 
 
 class Params(NamedTuple):
-    """Length of an episode, and of the memory that it needs."""
+    """Parameters of Repeat Previous: length of an episode, and of the memory that it needs."""
 
     decks: int = 1
     k: float = 4.0  # rounded down; a float, so that a schedule can change it during training

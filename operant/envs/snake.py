@@ -59,7 +59,7 @@ TOGETHER = 4
 
 
 class Params(NamedTuple):
-    """Rewards."""
+    """Parameters of Snake: rewards."""
 
     food: float = 1.0
     death: float = -1.0

@@ -28,7 +28,7 @@ PEAK = float32(0.12)  # rad, the width of the reward's peak around upright
 
 
 class Params(NamedTuple):
-    """Constants of the cart, the pole and the rail."""
+    """Parameters of the swing-up: constants of the cart, the pole and the rail."""
 
     gravity: float = 9.81  # m/s^2
     mass_cart: float = 1.0  # kg

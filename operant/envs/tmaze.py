@@ -33,7 +33,7 @@ VIEW = 9  # width of the picture in cells
 
 
 class Params(NamedTuple):
-    """Corridor and rewards."""
+    """Parameters of the T-maze: corridor and rewards."""
 
     low: int = 10  # cells
     high: int = 10  # cells

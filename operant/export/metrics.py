@@ -161,8 +161,8 @@ class CsvFile:
         self._file.flush()
 
     def _widen(self, names: Sequence[str]) -> None:
-        """Rewrite the file with columns for more metrics, empty so far. Raises MachineError for a pipe or a device,
-        which stays as it is.
+        """Rewrite the file with columns for the metrics `names`, empty so far. Raises MachineError for a pipe or a
+        device, which cannot be rewritten.
         """
         if not self._temporary.is_file():
             raise MachineError(

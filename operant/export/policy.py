@@ -330,7 +330,7 @@ class _Graph(torch.fx.Interpreter):
         self._exact = exact
         self.scores: list[Tensor] = []
 
-    def of(self, arrays: Arrays) -> Arrays:
+    def outputs(self, arrays: Arrays) -> Arrays:
         """Run the policy on arrays (B, ...) and return its outputs."""
         self.scores = []
         return [part.numpy() for part in self.run(*(self._precise(torch.from_numpy(array)) for array in arrays))]
@@ -397,7 +397,7 @@ def _check(
         action, next_state = actor.act(slot.observation, state, None, slot.legal)
         expected = [_rows(part) for part in (action, *next_state)]
         outputs = run([*inputs, *file_state])
-        ideal = exact_graph.of([*inputs, *exact_state]) if exact else expected
+        ideal = exact_graph.outputs([*inputs, *exact_state]) if exact else expected
 
         # A choice between scores that are equal up to rounding is no difference.
         parts = slice(None)
@@ -405,10 +405,10 @@ def _check(
             parts = slice(1, None)
             other = (outputs[0] != expected[0]).any(axis=1)  # (B)
             if other.any():
-                graph.of([*inputs, *file_state])
+                graph.outputs([*inputs, *file_state])
                 limit = TOLERANCE
                 if exact:
-                    exact_graph.of([*inputs, *file_state])
+                    exact_graph.outputs([*inputs, *file_state])
                     limit = max(
                         TOLERANCE,
                         ROUNDING

@@ -71,7 +71,7 @@ class TensorBoard:
         self._file.flush()
 
     def close(self, complete: bool) -> None:
-        """Flush and close the file."""
+        """Flush and close the file, whether the export is `complete` or not."""
         self._file.close()
 
 
@@ -104,7 +104,7 @@ class Wandb:
             self._run.log({**_values(chunk, row), "operant_step": step, "_timestamp": time_ns / 1e9})
 
     def close(self, complete: bool) -> None:
-        """Finish the run and wait for wandb's process."""
+        """Finish the run, whether the export is `complete` or not, and wait for wandb's process."""
         import wandb
 
         self._run.finish(exit_code=0 if complete else 1)

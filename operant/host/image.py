@@ -13,7 +13,7 @@ LUMA = (19_595, 38_470, 7_471)
 
 
 def grayscale(picture: np.ndarray) -> np.ndarray:
-    """Grayscale (H, W, 3) bytes to (H, W, 1)."""
+    """Convert a picture (H, W, 3) of bytes to grayscale, (H, W, 1)."""
     red, green, blue = (picture[..., k].astype(np.int32) * weight for k, weight in enumerate(LUMA))
     return ((red + green + blue + 32_768) >> 16).astype(np.uint8)[..., None]
 
@@ -38,7 +38,7 @@ def resize_weights(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Area resize (H, W, C) bytes to (height, width, C), rounding halves to even as OpenCV does."""
+    """Resize a picture (H, W, C) of bytes to (height, width, C) by area, rounding halves to even as OpenCV does."""
     before = picture.shape[:2]
     if before == (height, width):
         return picture

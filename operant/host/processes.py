@@ -127,12 +127,12 @@ class LaneProcesses:
             except LaneError as error:
                 raise self._lane_error(error.document()) from error
             return
-        for worker in self._of(call, buffer):
+        for worker in self._workers_of(call, buffer):
             self._begun.setdefault(worker.link.fileno(), collections.deque()).append(buffer)
             with contextlib.suppress(OSError):  # the process has exited: `finish` reports it
                 worker.link.sendall(LETTERS[call] + bytes([buffer]))
 
-    def _of(self, call: str, buffer: int) -> list[_Worker]:
+    def _workers_of(self, call: str, buffer: int) -> list[_Worker]:
         """Worker processes that take part in a call for buffer number `buffer`: all; with `independent` only the one
         that owns the buffer, except for the call "make".
         """
@@ -143,7 +143,7 @@ class LaneProcesses:
         if buffer in self._stepped:
             self._stepped.remove(buffer)
             return
-        workers = self._of(call, buffer)
+        workers = self._workers_of(call, buffer)
         for k, worker in enumerate(workers):  # in turn: most have answered when the first has
             self._receive(worker, call, workers[k:])
 

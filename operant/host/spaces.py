@@ -39,7 +39,7 @@ class InvalidValueError(Exception):
 
 
 class Part(NamedTuple):
-    """Leaf of a space: name, path in a value, and space."""
+    """Leaf of a space (not a Dict or Tuple): its name, its path in a value, and its space."""
 
     name: str
     path: tuple[Any, ...]
@@ -153,7 +153,7 @@ def channels_first(shape: tuple[int, ...]) -> bool:
 
 
 def observation(space: Any) -> Observation:
-    """Row description of an observation space. Raises UnsupportedSpaceError."""
+    """Description of the observation row of a space. Raises UnsupportedSpaceError."""
     if has_mask(space):
         from gymnasium import spaces
 
@@ -367,7 +367,9 @@ def _fill_one_hot(part: Part, sizes: np.ndarray) -> Callable[[Any, np.ndarray], 
 
 
 def action(space: Any) -> Action:
-    """Row description of an action space. Raises UnsupportedSpaceError for a mix of choices and continuous values."""
+    """Description of the action row of a space. Raises UnsupportedSpaceError for a mix of choices and continuous
+    values.
+    """
     leaves = list(parts(space, "action"))
     choices_of_leaves = [_choices(part.space) for part in leaves]
     if all(choices is None for choices in choices_of_leaves) and leaves:

@@ -60,7 +60,7 @@ class UserVector(Vector):
 
     def __init__(self, source: Source, count: int, threads: int) -> None:
         super().__init__(source, count, threads)
-        self.env = self.make()
+        self.env = self._make_env()
         self.single_observation_space, self.single_action_space = (
             self.env.single_observation_space,
             self.env.single_action_space,
@@ -73,7 +73,7 @@ class UserVector(Vector):
             )
         self._masked_reset = mode == "DISABLED"
 
-    def make(self) -> Any:
+    def _make_env(self) -> Any:
         """Make the user's `gymnasium.vector.VectorEnv` by calling the FUNCTION of FILE.py:FUNCTION with `num_envs` and
         the keyword arguments. Raises SourceError for settings that it cannot apply, or if its `num_envs` differs.
         """
@@ -116,10 +116,10 @@ class EnvPoolVector(Vector):
         _reject_keys(source, _OWN_KEYS, "EnvPool does that itself, by env.params (such as env.params.stack_num)")
         self._limit = {} if source.time_limit is None else {"max_episode_steps": source.time_limit}
         self._envpool = envpool
-        self.env = self._made(0)
+        self.env = self._make_pool(0)
         self.single_observation_space, self.single_action_space = self.env.observation_space, self.env.action_space
 
-    def _made(self, seed: int) -> Any:
+    def _make_pool(self, seed: int) -> Any:
         settings = {
             "num_envs": self.count,
             "seed": seed,
@@ -133,7 +133,7 @@ class EnvPoolVector(Vector):
         """Reset all lanes by making the pool again, as it has a single seed: the first of `seeds`. Returns observations
         and info.
         """
-        self.env = self._made(int(seeds[0]))
+        self.env = self._make_pool(int(seeds[0]))
         return self.env.reset()
 
     def step(self, actions: np.ndarray) -> Step:

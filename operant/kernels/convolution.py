@@ -88,7 +88,7 @@ def _convolve(patches, filters, SPEC: tl.constexpr):
 
 @triton.jit
 def _by_sample(rows, POSITIONS: tl.constexpr, SAMPLES: tl.constexpr, SPEC: tl.constexpr):
-    """Reorder (position sample, filters) to (sample, position filters)."""
+    """Reorder rows of a convolution, (position sample, filters), to rows of samples, (sample, position filters)."""
     return tl.reshape(
         tl.permute(tl.reshape(rows, (POSITIONS, SAMPLES, SPEC.filters)), (1, 0, 2)), (SAMPLES, POSITIONS * SPEC.filters)
     )
@@ -96,7 +96,7 @@ def _by_sample(rows, POSITIONS: tl.constexpr, SAMPLES: tl.constexpr, SPEC: tl.co
 
 @triton.jit
 def _by_position(rows, POSITIONS: tl.constexpr, SAMPLES: tl.constexpr, SPEC: tl.constexpr):
-    """Reorder (sample, position filters) to (position sample, filters)."""
+    """Reorder rows of samples, (sample, position filters), to rows of a convolution, (position sample, filters)."""
     return tl.reshape(
         tl.permute(tl.reshape(rows, (SAMPLES, POSITIONS, SPEC.filters)), (1, 0, 2)), (POSITIONS * SAMPLES, SPEC.filters)
     )

@@ -43,7 +43,7 @@ class Matrices:
     def __init__(
         self, matrices: Sequence[tuple[int, tuple[int, int, int]]], device: torch.device, *, half: bool
     ) -> None:
-        """`matrices`: as those of `operant.nn.Muon`, (offset, (G, m, n)) for G consecutive matrices of m x n. `half`:
+        """`matrices` are those of `operant.nn.Muon`: (offset, (G, m, n)) for G consecutive matrices of m x n. `half`:
         products in bf16, otherwise in float32.
         """
         single = [(offset + k * m * n, m, n) for offset, (G, m, n) in matrices for k in range(G)]

@@ -200,7 +200,9 @@ def describe(policy: Policy, precision: str, net: Any = None, prefix: str = "") 
 
 
 def _tile_sums(hidden_pad: tuple[int, ...], out_pad: int, layer_norm: bool) -> TileSums:
-    """Offsets of the tile sums, one section after the other."""
+    """Lay out the sections of a row of tile sums, one after the other; with `layer_norm` including its gains and
+    biases.
+    """
     normed, later = hidden_pad if layer_norm else (), len(hidden_pad) - 1
     *starts, out_bias, log_std, terms, width = accumulate(
         (*hidden_pad[1:], *normed, *normed, out_pad, out_pad, TERMS_PAD), initial=0

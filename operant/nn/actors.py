@@ -41,7 +41,9 @@ class EnsembleActor:
         normalize: bool,
         precision: str = "fp32",
     ) -> None:
-        """`precision` is that of a torch network on a GPU, see `operant.nn.ensemble.network`."""
+        """`normalize`: observations are normalized by running statistics. `precision` is that of a torch network on a
+        GPU, see `operant.nn.ensemble.network`.
+        """
         self.env, self.device = env, device
         self.features = Features(env, config, device, normalize=normalize)
         self.net = network(
@@ -112,7 +114,7 @@ class SquashedActor(EnsembleActor):
         std: float | None = None,
     ) -> None:
         """With `std` the policy is deterministic, plus Gaussian noise of that standard deviation when sampled; without,
-        a squashed Gaussian.
+        a squashed Gaussian. `normalize`: observations are normalized by running statistics.
         """
         low, high = (torch.tensor(bound, device=device)[:, None] for bound in bounds_of(env))
         self.distribution = (

@@ -155,7 +155,7 @@ class SquashedGaussian:
         self.action_rows, self.parameter_rows, self.noise_rows = rows, 2 * rows, 2 * rows
 
     def mode(self, parameters: Tensor) -> Tensor:
-        """Tanh of the mean, (A, B)."""
+        """Most likely action before sampling: tanh of the mean, (A, B)."""
         return parameters[: self.action_rows].tanh()
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ class SquashedDeterministic:
         self.action_rows, self.parameter_rows, self.noise_rows, self.std = rows, rows, 2 * rows, std
 
     def mode(self, parameters: Tensor) -> Tensor:
-        """Tanh of the mean, (A, B)."""
+        """Action without noise: tanh of the mean, (A, B)."""
         return parameters.tanh()
 
     def sample(self, parameters: Tensor, noise: Tensor, std: Tensor | None = None) -> Tensor:

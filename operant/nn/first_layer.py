@@ -161,7 +161,7 @@ def linear(weight: Tensor, bias: Tensor, observation: Tensor, encode: Encoder) -
 
 
 class _ConvolveBytes(torch.autograd.Function):
-    """Autograd function of `convolve`."""
+    """Autograd function of `convolve`, which encodes bytes in chunks, forward and backward."""
 
     @staticmethod
     def forward(
@@ -209,7 +209,7 @@ class _ConvolveBytes(torch.autograd.Function):
 
 
 def _filters(weight: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """Scale weights (M, k, k, C) and return them as (M, C, k, k) in channels-last memory."""
+    """Scale filter weights (M, k, k, C) by `scale` and return them as (M, C, k, k) in channels-last memory."""
     return (weight * scale).to(dtype).permute(0, 3, 1, 2)
 
 

@@ -38,7 +38,7 @@ def linear(weight: Tensor, bias: Tensor, features: Tensor) -> Tensor:
 
 
 def weight_gradient(gradient: Tensor, features: Tensor) -> Tensor:
-    """Weight gradient g x^T: g (G, M, B), x (G, K, B) to (G, M, K)."""
+    """Compute the weight gradient g x^T of a batched linear layer: g (G, M, B), x (G, K, B) to (G, M, K)."""
     samples = gradient.shape[2]
     parts = (
         min(math.gcd(samples, MAX_PARTS), 1 << max(samples // PART_SAMPLES, 1).bit_length() - 1)

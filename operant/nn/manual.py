@@ -200,7 +200,7 @@ class _LayerNorm:
         self._mean, self._inv_std = torch.empty(2, G, 1, n)
 
     def forward(self, features: Tensor) -> None:
-        """Overwrite x with y."""
+        """Overwrite pre-activations x (G, M, n) by the normalized y."""
         u = self._u
         # u = (x - mean) / sqrt(variance + epsilon), variance = mean((x - mean)^2)
         torch.mean(features, dim=1, keepdim=True, out=self._mean)

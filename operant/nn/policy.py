@@ -77,7 +77,9 @@ class Policy:
         precision: str = "fp32",
         distribution: Any = None,
     ) -> None:
-        """`distribution` replaces the action distribution that the environment's actions imply."""
+        """`normalize`: numeric features are normalized by running statistics. `distribution` replaces the action
+        distribution that the environment's actions imply.
+        """
         self.env, self.device = env, device
         generator = torch.Generator().manual_seed(seed)
         self.distribution = distribution or distribution_for(

@@ -103,7 +103,7 @@ class Memory(nn.Module):
                 gates[:, 0], gates[:, 1] = -span, span
 
     def _initialise_delay_line(self) -> None:
-        """Bias the gates so that the candidate replaces the state at every step."""
+        """Set the gates' biases so that the candidate replaces the state at every step."""
         biases = {"gru": (_OPEN, -_OPEN), "lstm": (_OPEN, -_OPEN, _OPEN)}[self.kind]  # r, z or i, f, o
         rows = len(biases) * self.units
         for weight, loop in zip(self.input_weights, self.state_weights, strict=True):

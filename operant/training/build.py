@@ -114,7 +114,7 @@ def require_shared(config: Config, ranks: int) -> None:
 
 
 def _completed(settings: Any, chosen: object) -> Any:
-    """Algorithm configuration with the `chosen` values (a mapping, from a run's document) for the keys it leaves open,
+    """Algorithm configuration with the `chosen` values (a mapping, from run.json) for the keys it leaves open,
     validated like any other value.
     """
     left_open = {key for key, value in settings if value in ("", None)}

@@ -239,7 +239,7 @@ class SymmetricExchange(GroupExchange):
 
 def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device, *, multi_node: bool) -> GroupExchange:
     """Create the fastest exchange that all ranks' GPUs support, or the one named by $OPERANT_EXCHANGE: kernel,
-    symmetric or nccl. A collective call.
+    symmetric or nccl. `multi_node`: ranks run on several hosts, and NCCL is used. A collective call.
     """
     torch.cuda.set_device(device)
     # No multicast through the NVSwitch is needed, and a container may not be allowed to set it up.
@@ -318,7 +318,7 @@ class SingleRank:
     exchange, rank_metrics = SOLO, dict[int, dict[str, float]]()
 
     def state(self, algo: Algorithm, tier: Tier) -> dict[str, Tensor]:
-        """The algorithm's own tensors."""
+        """Tensors of a tier ("policy", "train" or "all"): the algorithm's own, without a copy."""
         return whole_state(algo, tier, SOLO)
 
 
@@ -351,7 +351,8 @@ class RankMetrics:
         self._recorded, self._training_s = 0, 0.0
 
     def __call__(self, done: int, iterations: int, training_s: float) -> dict[str, float]:
-        """Values by column; {} with one rank, NaN for a rank that has not reported yet.
+        """Columns of a record by name: memory and share of time in the exchange of each rank; {} with one rank, NaN for
+        a rank that has not reported yet.
 
         `done` is the number of iterations so far; `iterations` and `training_s` cover the record.
         """

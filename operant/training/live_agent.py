@@ -40,7 +40,7 @@ log = logging.getLogger("operant")
 
 
 class FrameWriter(Protocol):
-    """Destination of live frames: a `metricsfile.Writer`."""
+    """Interface to which live frames are written: a `metricsfile.Writer`."""
 
     def frame(self, step: int, pixels: memoryview, *, lanes: int, height: int, width: int, mode: str) -> None:
         """Copy the frames of one moment, (lanes, height, width, 3) uint8, with the training step and the
@@ -64,7 +64,7 @@ class _Drawn(NamedTuple):
     mode: Mode
 
 
-class Stage:
+class WatchedLanes:
     """A few lanes stepped by the policy for a viewer, and the buffers of their frames on the device and on the host."""
 
     def __init__(
@@ -149,10 +149,10 @@ class Watcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._make_stage = functools.partial(
-            Stage, actor, environment, params, seed=seed, device=device, stream=stream, lanes=lanes
+            WatchedLanes, actor, environment, params, seed=seed, device=device, stream=stream, lanes=lanes
         )
         self._writer, self._interval_s, self._clock = writer, minimum_interval_s, clock
-        self._stage: Stage | None = None
+        self._stage: WatchedLanes | None = None
         self._drawn: _Drawn | None = None
         self._drawn_s = -math.inf
         # Each is written by one thread. They are equal when there is no viewer; no request is lost between the
@@ -207,7 +207,7 @@ class Watcher:
             self._drawn, self._drawn_s = _Drawn(step, request.size, request.mode), self._clock()
             self._publish(self._stage)
 
-    def _publish(self, stage: Stage) -> None:
+    def _publish(self, stage: WatchedLanes) -> None:
         drawn = self._drawn
         if drawn is not None and stage.arrived():
             self._drawn = None

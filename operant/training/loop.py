@@ -170,7 +170,7 @@ class Trainer:
                 self.writer.set_state(state, reason=reason, exit_code=exit_code)
 
     def _update_document(self, **fields: Any) -> None:
-        """Update fields of the run's document. A full disk loses the fields, not the run."""
+        """Update fields of the run's document (run.json). A full disk loses the fields, not the run."""
         try:
             runs.update_document(self.folder, **fields)
         except MachineError as error:

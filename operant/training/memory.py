@@ -46,7 +46,7 @@ class Footprint(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """Permanent bytes and peak of an update together."""
+        """Permanent bytes plus the peak that an update adds."""
         return self.fixed_bytes + self.update_bytes
 
 

@@ -210,7 +210,7 @@ class Meters:
         return self.flush(step) or not_finite
 
     def checkpointed(self) -> None:
-        """Mark the next record as one with a checkpoint. Thread-safe."""
+        """Mark the next record of the metrics file as one with a checkpoint. Thread-safe."""
         self._unpublished_checkpoint = True
 
     def paused(self, seconds: float) -> None:

@@ -98,7 +98,8 @@ class _Wire:
         self.socket.close()
 
 
-def _who(rank: int, hello: Mapping[str, Any]) -> str:
+def _describe_rank(rank: int, hello: Mapping[str, Any]) -> str:
+    """Name of a rank in messages, with its host and process from its first message `hello`."""
     return f"rank {rank} (pid {hello.get('pid')} on {hello.get('host')})"
 
 
@@ -191,7 +192,7 @@ class Leader:
             self._watch_ranks()
         except Exception as error:
             log.exception("the thread that watches the other ranks failed")
-            self._lose(None, f"rank 0 can no longer watch the other ranks ({type(error).__name__}: {error})", 1)
+            self._report_lost(None, f"rank 0 can no longer watch the other ranks ({type(error).__name__}: {error})", 1)
 
     def _watch_ranks(self) -> None:
         said_s = 0.0
@@ -200,7 +201,7 @@ class Leader:
                 if key.fileobj is self._listener:
                     self._accept()
                 elif not key.data.left:  # may have been refused by an accept of this round
-                    self._hear(key.data)
+                    self._handle(key.data)
             now_s = time.monotonic()
             if now_s - said_s >= BEAT_S:
                 said_s = now_s
@@ -208,7 +209,7 @@ class Leader:
                     wire.send(beat=1)
             for wire in self._wires.values():
                 if wire.silent_s() > self.timeout_s and not wire.left:
-                    self._lose(wire, f"{wire.name} has not answered for {self.timeout_s:g} s (run.peer_timeout)")
+                    self._report_lost(wire, f"{wire.name} has not answered for {self.timeout_s:g} s (run.peer_timeout)")
             for wire in [wire for wire in self._strangers if now_s - wire.opened_s > _HELLO_S]:
                 self._refuse(wire)
 
@@ -230,29 +231,32 @@ class Leader:
         wire.left = True
         wire.close()
 
-    def _hear(self, wire: _Wire) -> None:
+    def _handle(self, wire: _Wire) -> None:
+        """Read a connection: admit a new rank, store the metrics of a heartbeat, pass on a stop, or report the rank
+        lost.
+        """
         messages = wire.read()
         if messages is None and wire.rank < 0:
             self._refuse(wire)
         elif messages is None:
             self._selector.unregister(wire.socket)
             if not (wire.left or self._closing):
-                self._lose(wire, f"{wire.name} has exited: its connection closed")
+                self._report_lost(wire, f"{wire.name} has exited: its connection closed")
             wire.left = True
         for message in messages or ():
             if wire.left:
                 return
             if wire.rank < 0:
-                self._greet(wire, message)
+                self._admit(wire, message)
             elif isinstance(message.get("beat"), dict):
                 self.rank_metrics[wire.rank] = message["beat"]
             elif "stop" in message:
                 self.on_stop(f"{message['stop']} to rank {wire.rank}")
             elif "failed" in message:
                 wire.left = True
-                self._lose(wire, f"{wire.name}: {message['failed']}", runs.integer_of(message, "code"))
+                self._report_lost(wire, f"{wire.name}: {message['failed']}", runs.integer_of(message, "code"))
 
-    def _greet(self, wire: _Wire, hello: Mapping[str, Any]) -> None:
+    def _admit(self, wire: _Wire, hello: Mapping[str, Any]) -> None:
         """Authenticate a connection by the token in its first message `hello`, and admit its rank, or refuse it with
         the reason.
         """
@@ -265,7 +269,7 @@ class Leader:
             self._refuse(wire)
             return
         self._strangers.remove(wire)
-        wire.name, wire.rank, wire.longest_line = _who(rank, hello), rank, _LONGEST_LINE
+        wire.name, wire.rank, wire.longest_line = _describe_rank(rank, hello), rank, _LONGEST_LINE
         other = hello.get("versions")
         other = other if isinstance(other, dict) else {}
         differing = [
@@ -280,14 +284,15 @@ class Leader:
             problem = f"{wire.name} was started as one of {hello.get('ranks')} ranks, rank 0 as one of {self.ranks}"
         if problem is not None:
             wire.send(over=problem, code=MachineError.exit_code)
-            self._lose(wire, problem, MachineError.exit_code)
+            self._report_lost(wire, problem, MachineError.exit_code)
             return
         wire.send(joined=True)
         self._wires[rank] = wire
         if len(self._wires) == self.ranks - 1:
             self._joined.set()
 
-    def _lose(self, wire: _Wire | None, message: str, code: int | None = None) -> None:
+    def _report_lost(self, wire: _Wire | None, message: str, code: int | None = None) -> None:
+        """End all other ranks and call `on_lost` with the rank of `wire` (None: rank 0 itself fails), at most once."""
         if self._closing:
             return
         self._closing = True
@@ -335,7 +340,7 @@ class Follower:
         hello = {"rank": rank, "ranks": ranks, "pid": os.getpid(), "host": runs.host(), "versions": dict(versions)}
         self._wire, first = _connect(folder, hello, join_s, os.getppid() if parent is None else parent)
         for message in first:
-            self._hear(message)
+            self._handle(message)
         self._threads = [
             threading.Thread(target=self._guard, args=(work,), name="peers", daemon=True)
             for work in (self._listen, self._beat)
@@ -368,22 +373,23 @@ class Follower:
             work()
         except Exception as error:
             log.exception("the thread that watches rank 0 failed")
-            self._lose(f"this rank can no longer watch rank 0 ({type(error).__name__}: {error})")
+            self._report_lost(f"this rank can no longer watch rank 0 ({type(error).__name__}: {error})")
 
     def _listen(self) -> None:
         while not self._over:
             messages = self._wire.read()
             if messages is None:
-                self._lose("rank 0 has exited: its connection closed")
+                self._report_lost("rank 0 has exited: its connection closed")
                 return
             for message in messages:
-                self._hear(message)
+                self._handle(message)
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
+    def _handle(self, message: Mapping[str, Any]) -> None:
+        """Handle a message of rank 0: a command is queued, an end with a cause reported as loss of rank 0."""
         if "do" in message:
             self._commands.put(dict(message))
         elif "over" in message:
-            self._lose(str(message["over"]), message.get("code"))
+            self._report_lost(str(message["over"]), message.get("code"))
 
     def _beat(self) -> None:
         said_s = 0.0
@@ -393,9 +399,10 @@ class Follower:
                 said_s = time.monotonic()
                 self._wire.send(beat=self.rank_metrics())
             if self._wire.silent_s() > self.timeout_s:
-                self._lose(f"rank 0 has not answered for {self.timeout_s:g} s (run.peer_timeout)")
+                self._report_lost(f"rank 0 has not answered for {self.timeout_s:g} s (run.peer_timeout)")
 
-    def _lose(self, message: str, code: int | None = None) -> None:
+    def _report_lost(self, message: str, code: int | None = None) -> None:
+        """Call `on_lost` with the cause of the loss of rank 0, at most once."""
         if not self._over:
             self._over = True
             self.on_lost(Lost(0, message, code))

@@ -25,7 +25,7 @@ log = logging.getLogger("operant")
 _UNSOUND = OperantError.exit_code, DeviceError.exit_code
 
 
-def _trained(folder: Path, resume: str | None, trusted: bool, own_log: int) -> int:
+def _train_run(folder: Path, resume: str | None, trusted: bool, own_log: int) -> int:
     """Train the run of a folder with its log.txt as stdout and stderr, and return the exit code. `own_log` is the
     descriptor of this process's own stderr; `trusted`: code in the run folder may run.
     """
@@ -47,14 +47,14 @@ def _trained(folder: Path, resume: str | None, trusted: bool, own_log: int) -> i
             os.dup2(own_log, target)
 
 
-def _broken_off(folder: Path, code: int) -> bool:
-    """Whether a run that ended with exit code `code` was stopped before its first iteration; its document then names no
-    process (`worker.train`).
+def _was_stopped_early(folder: Path, code: int) -> bool:
+    """Whether a run that ended with exit code `code` was stopped before its first iteration: its document (run.json)
+    then names no process (`worker.train`).
     """
     return code == StoppedError.exit_code and runs.integer_of(runs.read_json(folder / "run.json"), "pid") is None
 
 
-def _tidy() -> None:
+def _release_memory() -> None:
     """Release the run's tensors, graphs and files, which are in reference cycles: the next run may need all GPU memory.
 
     Surviving objects (modules, compiled kernels) are frozen, so that later collections skip them.
@@ -72,14 +72,14 @@ def main() -> None:
     worker.write_log()
     for line in sys.stdin.buffer:
         asked = json.loads(line)
-        code = _trained(Path(asked["run"]), asked["resume"], asked["trusted"], own_log)
+        code = _train_run(Path(asked["run"]), asked["resume"], asked["trusted"], own_log)
         try:
             os.write(answers, json.dumps({"exit": code}).encode() + b"\n")
         except BrokenPipeError:  # the supervisor has exited
             break
-        if code in _UNSOUND or _broken_off(Path(asked["run"]), code):
+        if code in _UNSOUND or _was_stopped_early(Path(asked["run"]), code):
             break
-        _tidy()
+        _release_memory()
     logging.shutdown()
     os._exit(0)  # torch's teardown takes a second
 

@@ -81,11 +81,12 @@ def require_first_start(folder: Path, document: Mapping[str, object], environmen
         )
         launcher = ", or the same launch command with --resume last after the folder (and --max-restarts=0)"
         raise UsageError(
-            f"{again}; a run is not restarted automatically. {way_on(folder)}{launcher if _resumes(folder) else ''}"
+            f"{again}; a run is not restarted automatically. "
+            f"{resume_advice(folder)}{launcher if _resumes(folder) else ''}"
         )
 
 
-def way_on(folder: Path) -> str:
+def resume_advice(folder: Path) -> str:
     """Advice after the end of a run of several ranks: the command that resumes it."""
     if _resumes(folder):
         return f"To continue from the last checkpoint: operant resume {folder.name}"
@@ -93,7 +94,7 @@ def way_on(folder: Path) -> str:
 
 
 def _resumes(folder: Path) -> bool:
-    """Whether a run has a checkpoint."""
+    """Whether the run of a folder has a checkpoint to resume from."""
     return any((folder / "checkpoints").glob("step-*"))
 
 
@@ -164,8 +165,8 @@ def assign_gpus(
 
 
 def resolve_device(run: Any, this: Placement, *, resume: bool) -> tuple[Placement, str, str | None]:
-    """Rank of this process, its device name, and a note for the log or None. Arguments and errors are those of
-    `assign_gpus`.
+    """Rank of this process, its device name, and a note for the log or None. Arguments (`resume`: the run has trained
+    before) and errors are those of `assign_gpus`.
     """
     import torch
 

@@ -55,7 +55,7 @@ class SignalThread:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread after all received signals are delivered. Main thread only."""
+        """Stop this thread after all received signals are delivered. Called by the main thread only."""
         signal.set_wakeup_fd(self._before)
         os.close(self._sink)
         self._thread.join()
@@ -164,7 +164,9 @@ class Requests:
         self.checkpoint = True
 
     def _on_signal(self, number: int) -> None:
-        """Called by the signal thread, before or long before the main thread's handler."""
+        """Register a signal at once: the first stop is announced, a second Ctrl-C exits the process. Called by the
+        signal thread, possibly long before the main thread's handler.
+        """
         if number not in (signal.SIGTERM, signal.SIGINT):
             return
         now_s, pressed_s = time.monotonic(), self._pressed_s
@@ -209,8 +211,8 @@ class Requests:
             self.stop = stop
 
     def ask(self, request: Request) -> str:
-        """Register a request that the loop completes later. Returns a sentence for the requester. Called by one thread
-        only.
+        """Register a request that the loop completes later. Returns a sentence for the requester. Called by the request
+        thread only.
         """
         with self._lock:
             self._unanswered.setdefault(request.verb, []).append(request)

@@ -24,7 +24,7 @@ class Rollout:
         self._state, self._first = actor.initial_state(world.count), actor.initial_state(world.count)
 
     def reset(self) -> None:
-        """Reset every lane and the actor's state."""
+        """Reset every lane of the world, and the actor's recurrent state."""
         self.world.reset(self._bound)
         for state, first in zip(self._state, self._first, strict=True):
             state.copy_(first)

@@ -131,7 +131,7 @@ class Team:
 
     def words(self, algo: Algorithm) -> str:
         """Sentence for the log: number of ranks, exchange method, and whether results are bit-identical to those of one
-        rank. Also recorded in the run's document.
+        rank. Also recorded in the run's document (run.json).
         """
         if self.exchange.ranks == 1:
             return ""
@@ -183,7 +183,7 @@ class Team:
             if self.reporter is not None:
                 if lost.code is not None:
                     self.reporter.writer.set_state("failed", exit_code=lost.code)
-                self.reporter.say(f"{cause}. {ranks.way_on(self._folder)}", level="error", code="fault")
+                self.reporter.say(f"{cause}. {ranks.resume_advice(self._folder)}", level="error", code="fault")
             else:
                 log.error("error: %s", cause)
         finally:

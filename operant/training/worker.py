@@ -131,7 +131,7 @@ def prepare(
 
 
 def _request(folder: Path, document: dict[str, Any], resume: str | None) -> Request:
-    """Configuration that a run's document requests; for a resume, that of the run's folder."""
+    """Configuration that the run's `document` (run.json) requests; for a resume, that of the run's folder."""
     from operant.config import request
 
     return request.of_run(folder, document.get("request"), resume=resume is not None)

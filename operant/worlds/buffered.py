@@ -110,7 +110,9 @@ class BufferedWorld:
     # PARTS OF A STEP
 
     def send(self, k: int, slot: Slot) -> None:
-        """Start copying the actions of buffer k in `slot` to the host, in the environment's layout."""
+        """Start copying the actions of buffer k (a range of lanes) in `slot` to the host, in the
+        environment's layout.
+        """
         action = slot.action[:, self.buffers[k]]
         self._clip_actions(action)
         rows = action.t() if self._rows else action
@@ -122,8 +124,8 @@ class BufferedWorld:
             self._arrived[k].record(torch.cuda.current_stream(self.device))
 
     def begin(self, k: int, offset: int) -> None:
-        """Wait for the actions of buffer k, and start stepping it; `offset` counts the steps since the last
-        `advance`.
+        """Wait for the actions of buffer k (a range of lanes), and start stepping it; `offset` counts the steps since
+        the last `advance`.
         """
         if self._arrived:
             with self.timed("environment"):
@@ -189,7 +191,7 @@ class BufferedWorld:
         out.copy_(self._staging[k].on_device[name])
 
     def _reset(self) -> None:
-        """Reset every lane."""
+        """Reset every lane on the host."""
         raise NotImplementedError
 
     def _begin(self, k: int, offset: int) -> None:
@@ -201,7 +203,7 @@ class BufferedWorld:
         return False
 
     def _finish(self, k: int) -> None:
-        """Wait until buffer k is stepped."""
+        """Wait until buffer k (a range of lanes) is stepped."""
 
     def _copy_finals(self, k: int, slot: Slot) -> None:
         """Copy the final observations of buffer k to `slot` on the device."""

@@ -69,7 +69,9 @@ class _Kernels(NamedTuple):
 def _kernels(
     env: Env, params: Any, device: torch.device, every_final: bool, threads: int, changing: tuple[str, ...]
 ) -> _Kernels:
-    """Kernels shared by all worlds of equal rules in this process (a run has two: training and evaluation)."""
+    """Kernels of an environment, shared by all worlds of equal rules in this process (a run has two: training and
+    evaluation). `every_final`: all final observations are written.
+    """
     if threads > 1:
         show = Kernel(shards_body(env, params, threads), device)
         return _Kernels(
@@ -234,7 +236,7 @@ class DeviceWorld:
 
     @property
     def bound(self) -> Lanes:
-        """First argument of `whole_step`: `lanes` as arrays."""
+        """Lanes as arrays, the first argument of `whole_step`."""
         return self._bound
 
     def advance(self, steps: int) -> None:

@@ -180,7 +180,9 @@ class OperantVectorEnv(VectorEnv):
         return self._observations(self._shown), self._mask(slot)
 
     def _reset_mask(self, options: dict[str, Any] | None) -> torch.Tensor | None:
-        """Lanes to reset, (N) bool; None for all. Raises UsageError."""
+        """Mask of the lanes to reset, (N) bool, from the options of `reset`; None for all. Raises UsageError for any
+        other option.
+        """
         if others := sorted(set(options or {}) - {"reset_mask"}):
             raise UsageError(
                 f"reset got the options {others}: only reset_mask is supported; set the environment's parameters by "
@@ -285,7 +287,7 @@ class OperantVectorEnv(VectorEnv):
         return tallies
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Release the buffers."""
+        """Release the buffers of this vector environment."""
         del self.world, self._slots
 
     def _require_open(self) -> None:

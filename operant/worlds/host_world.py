@@ -131,7 +131,7 @@ class HostWorld(BufferedWorld):
         self._steppers.begin("step", k)
 
     def _finish(self, k: int) -> None:
-        """Wait until buffer k is stepped. Raises EnvironmentFailedError."""
+        """Wait until buffer k (a range of lanes) is stepped. Raises EnvironmentFailedError."""
         self._steppers.finish("step", k)
         self._check(k, "step")
         self._count(k)

@@ -86,7 +86,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]  # Any where the p
         return observations, rewards.astype(np.float32), ended, infos
 
     def close(self) -> None:
-        """Release the buffers."""
+        """Release the buffers of this vector environment."""
         self.vector.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:

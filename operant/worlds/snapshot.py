@@ -26,7 +26,7 @@ class Snapshot(NamedTuple):
         return cls(tuple(column.clone() for column in _columns(world)), slot)
 
     def restore(self, world: DeviceWorld, slot: Slot, lanes: torch.Tensor) -> None:
-        """Undo, in the lanes of the mask `lanes` (N) bool, the step or reset that wrote `slot`; their reward becomes 0
+        """Undo the step or reset that wrote `slot` in the lanes of the mask `lanes` (N) bool; their reward becomes 0
         and no end of an episode is reported.
         """
         for column, before in zip(_columns(world), self.columns, strict=True):

@@ -379,7 +379,7 @@ def test_the_newest_request_counts():
 
 def test_frames_under_way_never_block_training(monkeypatch):
     arrived = False
-    monkeypatch.setattr(live_agent.Stage, "arrived", lambda stage: arrived)
+    monkeypatch.setattr(live_agent.WatchedLanes, "arrived", lambda stage: arrived)
     watcher, frames, clock = watched(SHOWN_COUNT)
     watcher.request("greedy", 16, 101.0)
     for step in range(3):  # as on a busy GPU: the copy of the first takes 0.3 s, and no other is begun
@@ -467,7 +467,7 @@ def test_a_stop_is_not_taken_for_an_error_of_the_live_view(monkeypatch):
     def interrupted(*arguments, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(live_agent.Stage, "draw", interrupted)
+    monkeypatch.setattr(live_agent.WatchedLanes, "draw", interrupted)
     watcher, _, _ = watched(SHOWN_COUNT)
     watcher.request("greedy", 16, math.inf)
     with pytest.raises(KeyboardInterrupt):

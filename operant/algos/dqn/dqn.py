@@ -128,8 +128,8 @@ class DQN(OffPolicy):
         eager: bool = False,
         exchange: Exchange = SOLO,
     ) -> None:
-        """Create networks, optimizer and the cycle. With an exchange of several ranks `world` holds this rank's lanes;
-        `steps` is `run.steps`.
+        """Create networks, optimizer and the cycle; `eager`: without CUDA graphs. With an exchange of several ranks
+        `world` holds this rank's lanes; `steps` is `run.steps`.
         """
         spec, device = world.spec, world.device
         self.policy = self.make_actor(spec, config, net, device, seed=seed)

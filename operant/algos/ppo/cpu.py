@@ -42,9 +42,9 @@ class ManualBackend(TorchBackend):
         self._gradient = Gradient(self.policy, self.config, layout.chunk_sizes(), pool, self.exchange)
         self._forward = chunked.Forward(self.policy, layout.lane_sizes(), pool)
 
-    def over(self, policy: Policy, collector: Collector, experience: Experience) -> ManualBackend:
+    def with_rollout(self, policy: Policy, collector: Collector, experience: Experience) -> ManualBackend:
         """Return a copy of this backend for another policy, rollout and experience, on the same threads."""
-        other = super().over(policy, collector, experience)
+        other = super().with_rollout(policy, collector, experience)
         other._forward = chunked.Forward(policy, self.cycle.minibatches.layout.lane_sizes(), self._pool)
         return other
 

@@ -73,8 +73,8 @@ class Segments(NamedTuple):
 
 
 class SequenceBackend(TorchBackend):
-    """Backend of torch operations and autograd over segments, for recurrent policies; the state of every lane persists
-    across steps and iterations.
+    """Backend of torch operations and autograd over segments, for recurrent policies. The recurrent state of every lane
+    persists across steps and iterations.
     """
 
     batches_final_values = True
@@ -117,7 +117,7 @@ class SequenceBackend(TorchBackend):
             part.copy_(initial)
 
     def prepare(self) -> None:
-        """Reset all recurrent states if `algo.carry_state` is false."""
+        """Reset the recurrent states of all lanes if `algo.carry_state` is false, before a rollout."""
         if not self.config.carry_state:
             self.start()
 
@@ -211,7 +211,7 @@ class SequenceBackend(TorchBackend):
     # LEARN
 
     def batches(self, order: Tensor) -> Iterator[Segments]:
-        """Yield the minibatches of an epoch, from its order of blocks (M)."""
+        """Yield the minibatches of an epoch, given its order of blocks (M), the block numbers."""
         for blocks in order.chunk(self.config.minibatches):
             yield self.gather(blocks)
 
@@ -287,5 +287,5 @@ class FusedSequences(SequenceBackend):
         return super().gather(blocks)
 
     def update(self) -> None:
-        """Run epochs of minibatches over the rollout, one optimizer step each, and write `stats`."""
+        """Take one optimizer step per minibatch of every epoch over the rollout, and write `stats`."""
         self.kernels.update(self.config.updates)

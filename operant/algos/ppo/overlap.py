@@ -43,14 +43,16 @@ class Overlapped(PPO):
         eager: bool = False,
         exchange: Exchange = SOLO,
     ) -> None:
-        """Create PPO, then a second policy, rollout and backend, which act."""
+        """Create PPO, then a copy of policy, rollout and backend that acts. Arguments as for `PPO`; `eager`: without
+        CUDA graphs.
+        """
         one_graph = world.capturable  # holds both halves
         super().__init__(world, config, net, seed=seed, steps=steps, eager=eager or one_graph, exchange=exchange)
         self.acting_policy = make_policy(world.spec, config, net, self.device, seed)
         self.collector = self.collector.twin()
         self.rollout = self.collector.rollout
         collected = make_experience(self.acting_policy, self.collector)
-        self.acting = self.backend.over(self.acting_policy, self.collector, collected)
+        self.acting = self.backend.with_rollout(self.acting_policy, self.collector, collected)
         self.collected = False
         """Whether a rollout waits to be learned from. A resumed run has to collect it again."""
 
@@ -157,7 +159,7 @@ class Overlapped(PPO):
         _copy_all((saved, self._scheduled_parameters[name]) for name, saved in self._parameters_before.items())
 
     def _swap_parameters(self) -> None:
-        """Exchange the environment's scheduled parameters with the saved ones."""
+        """Exchange the environment's scheduled parameters with those that `_save_parameters` saved."""
         for name, scalar in self._scheduled_parameters.items():
             current = scalar.clone()
             scalar.copy_(self._parameters_before[name])

@@ -248,7 +248,9 @@ def loss_of_outputs(
 
 
 class PPO:
-    """PPO on a world: `collect`, then `update` is one iteration; `stats` then holds the fields of `Stats`."""
+    """PPO learner on the lanes of a world. Running its phases `collect` and `update` is one iteration, after which
+    `stats` holds the fields of `Stats`.
+    """
 
     Config = PPOConfig
     sequences = True
@@ -282,8 +284,8 @@ class PPO:
         eager: bool = False,
         exchange: Exchange = SOLO,
     ) -> None:
-        """Create policy, rollout, optimizer and backend. With an exchange of several ranks `world` holds this rank's
-        lanes; `steps` is `run.steps`.
+        """Create policy, rollout, optimizer and backend; `eager`: without CUDA graphs. With an exchange of several
+        ranks `world` holds this rank's lanes; `steps` is `run.steps`.
         """
         T, N, W, device = config.horizon, world.count, exchange.ranks, world.device
         self.world, self.config, self.device, self.exchange = world, config, device, exchange
@@ -526,7 +528,7 @@ class TorchBackend(OnPolicyBackend):
     # LEARN
 
     def update(self) -> None:
-        """Run epochs of minibatches over the rollout, one optimizer step each, and write `stats`."""
+        """Take one optimizer step per minibatch of every epoch over the rollout, and write `stats`."""
         cycle, config, experience = self.cycle, self.config, self.experience
         residual = experience.returns - experience.value[:-1]
         explained_variance = cycle.explained_variance(residual, cut=config.chunks is not None)
@@ -616,7 +618,7 @@ class TorchBackend(OnPolicyBackend):
     # MINIBATCHES
 
     def batches(self, order: Tensor) -> Iterator[Any]:
-        """Yield the minibatches of an epoch, from its order of blocks (M)."""
+        """Yield the minibatches of an epoch, given its order of blocks (M), the block numbers."""
         count = self.config.minibatches
         if self.policy.env.pixels:  # a gathered epoch of pictures would not fit in memory
             for blocks in order.chunk(count):

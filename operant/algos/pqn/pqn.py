@@ -159,7 +159,9 @@ def q_loss(policy: QPolicy, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 class PQN:
-    """PQN on a world: `collect`, then `update` is one iteration; `stats` then holds the fields of `Stats`."""
+    """PQN learner on the lanes of a world. Running its phases `collect` and `update` is one iteration, after which
+    `stats` holds the fields of `Stats`.
+    """
 
     Config = PQNConfig
     parts: ClassVar[dict[str, str]] = {
@@ -182,7 +184,7 @@ class PQN:
     def __init__(
         self, world: World, config: PQNConfig, net: NetConfig, *, seed: int, steps: int, eager: bool = False
     ) -> None:
-        """Create policy, rollout, optimizer and backend; `steps` is `run.steps`."""
+        """Create policy, rollout, optimizer and backend; `eager`: without CUDA graphs; `steps` is `run.steps`."""
         T, N, device = config.horizon, world.count, world.device
         self.world, self.config, self.device = world, config, device
         self.steps_per_iteration = T * N
@@ -344,7 +346,7 @@ class TorchBackend(OnPolicyBackend):
     # LEARN
 
     def update(self) -> None:
-        """Run epochs of minibatches over the rollout, one optimizer step each, and write `stats`."""
+        """Take one optimizer step per minibatch of every epoch over the rollout, and write `stats`."""
         cycle, config = self.cycle, self.config
         explained_variance = cycle.explained_variance(self.experience.advantage)
         cycle.anneal()
@@ -369,7 +371,7 @@ class TorchBackend(OnPolicyBackend):
         self.stats.copy_(torch.stack(stats))
 
     def batches(self, order: Tensor) -> Iterator[Batch]:
-        """Yield the minibatches of an epoch, from its order of blocks (M)."""
+        """Yield the minibatches of an epoch, given its order of blocks (M), the block numbers."""
         for blocks in order.chunk(self.config.minibatches):
             yield self.gather(blocks)
 

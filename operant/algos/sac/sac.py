@@ -155,8 +155,8 @@ class SAC(OffPolicy):
         eager: bool = False,
         exchange: Exchange = SOLO,
     ) -> None:
-        """Create networks, optimizers and the cycle. With an exchange of several ranks `world` holds this rank's lanes;
-        `steps` is `run.steps`.
+        """Create networks, optimizers and the cycle; `eager`: without CUDA graphs. With an exchange of several ranks
+        `world` holds this rank's lanes; `steps` is `run.steps`.
         """
         spec, device = world.spec, world.device
         actor = self.make_actor(spec, config, net, device, seed=seed)

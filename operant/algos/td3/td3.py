@@ -138,8 +138,8 @@ class TD3(OffPolicy):
         eager: bool = False,
         exchange: Exchange = SOLO,
     ) -> None:
-        """Create networks, optimizers and the cycle. With an exchange of several ranks `world` holds this rank's lanes;
-        `steps` is `run.steps`.
+        """Create networks, optimizers and the cycle; `eager`: without CUDA graphs. With an exchange of several ranks
+        `world` holds this rank's lanes; `steps` is `run.steps`.
         """
         spec, device, A, N = world.spec, world.device, world.spec.action_size, world.count
         actor = self.make_actor(spec, config, net, device, seed=seed)

@@ -33,7 +33,7 @@ RAMP_EVERY = 100
 
 
 class Params(NamedTuple):
-    """Sticky actions and difficulty."""
+    """Parameters of Asterix: probability of sticky actions, and growing difficulty."""
 
     sticky: float = 0.1
     ramping: bool = True

@@ -31,7 +31,7 @@ ROWS, FIRST_ROW = 3, 1  # of bricks
 
 
 class Params(NamedTuple):
-    """Sticky actions."""
+    """Parameters of MinAtar's Breakout: probability of sticky actions."""
 
     sticky: float = 0.1
 

@@ -30,7 +30,7 @@ X, TIMER, VELOCITY = 0, CARS, 2 * CARS  # offsets of each field of all cars
 
 
 class Params(NamedTuple):
-    """Sticky actions."""
+    """Parameters of Freeway: probability of sticky actions."""
 
     sticky: float = 0.1
 

@@ -70,7 +70,7 @@ DIVER_TIMER, FIRST_ENEMY_EVERY, FIRST_MOVE_EVERY, LAST_MOVE_EVERY, SHOT_EVERY = 
 
 
 class Params(NamedTuple):
-    """Sticky actions and difficulty."""
+    """Parameters of Seaquest: probability of sticky actions, and growing difficulty."""
 
     sticky: float = 0.1
     ramping: bool = True

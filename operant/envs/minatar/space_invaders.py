@@ -34,7 +34,7 @@ COOL_DOWN, SHOT_EVERY, FIRST_MOVE_EVERY, LAST_MOVE_EVERY = 5, 10, 12, 6
 
 
 class Params(NamedTuple):
-    """Sticky actions and difficulty."""
+    """Parameters of Space Invaders: probability of sticky actions, and growing difficulty."""
 
     sticky: float = 0.1
     ramping: bool = True

@@ -103,7 +103,7 @@ POSITIONS_SEEN = (0, *range(PLAYER_SEEN, PICKUPS_SEEN, GHOST_SEEN))  # offsets o
 
 
 class Params(NamedTuple):
-    """Rewards, timers and starts."""
+    """Parameters of Pacman: rewards, timers and starts."""
 
     pickup: float = 1.0
     ghost: float = 1.0

@@ -96,7 +96,7 @@ SEEN = SEEN_REST + 9
 
 
 class Params(NamedTuple):
-    """Rewards and motion.
+    """Parameters of the platformer: rewards and motion.
 
     The ranges keep horizontal speeds below half a tile per frame, and jumps and falls below one: faster players would
     tunnel through tiles.

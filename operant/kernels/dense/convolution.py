@@ -246,8 +246,8 @@ class ConvolutionLearner(Learner[B, C]):
     # UPDATE
 
     def backward(self, k: int) -> None:
-        """Compute the gradient of the dense weight over minibatch k (counted over all epochs), and partial sums of all
-        others.
+        """Compute the gradient of the dense weight over minibatch k, counted over all epochs, and partial sums of all
+        other gradients.
         """
         spec, samples, first = self.spec, self._samples, k * self.layout.shards * self.layout.shard_blocks
         self._forward(first, samples, act=False)

@@ -190,7 +190,8 @@ class PerLayerLearner(Learner[B, C]):
         begin: int = 0,
     ) -> None:
         """Forward pass of the gathered samples through the hidden layers from layer `begin` on. `save`: also store the
-        tensors that the backward pass reads. `critic`: the critic's tower alone.
+        tensors that the backward pass reads. `critic`: the critic's tower alone. `truncated_only`: only tiles with a
+        truncated lane.
 
         The rows are `count` samples of the rollout from sample `first` on. `critic`: the critic's tower alone.
         """

@@ -28,11 +28,11 @@ class Rollout(Protocol):
 
     @property
     def action(self) -> Tensor:
-        """Actions (T, A, N)."""
+        """Actions (T, A, N) that the environment takes."""
 
     @property
     def reward(self) -> Tensor:
-        """Rewards (T, N)."""
+        """Rewards (T, N) of the steps."""
 
     @property
     def truncated(self) -> Tensor:
@@ -68,7 +68,7 @@ class Buffers(Protocol):
 
     @property
     def learning_rate(self) -> Tensor:
-        """Learning rate (1)."""
+        """Learning rate (1), on the device."""
 
     @property
     def _replace(self) -> Callable[..., Any]:
@@ -84,7 +84,7 @@ class Coefficients(Protocol):
 
     @property
     def adam_epsilon(self) -> float:
-        """Adam's epsilon."""
+        """Epsilon of Adam's denominator."""
 
 
 class Layout(Protocol):

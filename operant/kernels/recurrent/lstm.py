@@ -220,9 +220,11 @@ class Warmup(Launcher):
 
     def fits(self) -> bool:
         """Whether the GPU has enough shared memory for both kernels."""
-        return self._fits_shared(self._device, lambda: self._of(lstm_forward, 8), lambda: self._of(lstm_backward, 7))
+        return self._fits_shared(
+            self._device, lambda: self._try_launch(lstm_forward, 8), lambda: self._try_launch(lstm_backward, 7)
+        )
 
-    def _of(self, kernel: Any, tensors: int) -> None:
+    def _try_launch(self, kernel: Any, tensors: int) -> None:
         self.launch(kernel, (1, 1), *[self._rows] * tensors, 2, BLOCK, 2 * BLOCK * self._units, **options(self._units))
 
 

@@ -24,7 +24,7 @@ WRITTEN = ("raw", "samples", "final_value", "iteration", "skip", "learning_rate"
 
 
 class FusedBackend(TorchBackend):
-    """Backend of fused Triton kernels over the buffers of an algorithm."""
+    """Backend of fused Triton kernels over the buffers of PPO."""
 
     name = "fused"
     normalizes_advantages = True
@@ -34,9 +34,9 @@ class FusedBackend(TorchBackend):
         self.learner, self.chosen, self.bits_by_ranks = learner, {"kernel_config": dense.config_text(learner)}, None
         self.acts_on_slices = learner.acts_on_slices
 
-    def over(self, policy: Policy, collector: Collector, experience: Experience) -> FusedBackend:
+    def with_rollout(self, policy: Policy, collector: Collector, experience: Experience) -> FusedBackend:
         """Return a copy of this backend for another policy, rollout and experience, in the same tile config."""
-        other = super().over(policy, collector, experience)
+        other = super().with_rollout(policy, collector, experience)
         other.learner = type(self.learner)(self.learner.spec, task(other), self.learner.config)
         return other
 
@@ -55,7 +55,7 @@ class FusedBackend(TorchBackend):
         self.learner.bootstrap(self.collector.world.can_truncate)
 
     def update(self) -> None:
-        """Run epochs of minibatches over the rollout, one optimizer step each, and write `stats`."""
+        """Take one optimizer step per minibatch of every epoch over the rollout, and write `stats`."""
         self.learner.update(self.config.updates)
 
 

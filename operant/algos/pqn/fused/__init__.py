@@ -22,7 +22,7 @@ WRITTEN = ("samples", "final_value", "iteration", "skip", "learning_rate", "stat
 
 
 class FusedBackend(TorchBackend):
-    """Backend of fused Triton kernels over the buffers of an algorithm."""
+    """Backend of fused Triton kernels over the buffers of PQN."""
 
     name = "fused"
 
@@ -49,7 +49,7 @@ class FusedBackend(TorchBackend):
         self.learner.bootstrap(self.collector.world.can_truncate)
 
     def update(self) -> None:
-        """Run epochs of minibatches over the rollout, one optimizer step each, and write `stats`."""
+        """Take one optimizer step per minibatch of every epoch over the rollout, and write `stats`."""
         self.learner.update(self.config.epochs * self.config.minibatches)
 
 

@@ -155,7 +155,7 @@ def describe_net(
 def _net(
     flat: FlatVector, *sizes: int, hidden: tuple[int, ...], batch: int, head: int, head_pad: int, packed_head: bool
 ) -> Net:
-    """Lay out the network of a flat vector."""
+    """Lay out the network of a flat vector. `packed_head`: its head has a packed copy for matrix products."""
     offset_of = dict(zip(flat.names, flat.offsets, strict=True))
     layers = range(len(hidden) + 1)
     weights, biases = (tuple(offset_of[f"{name}.{k}"] for k in layers) for name in ("weights", "biases"))
