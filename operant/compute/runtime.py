@@ -124,8 +124,8 @@ def find_device(text: str) -> torch.device:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or one it followed, reports that a device's memory is exhausted. (A failed capture hides the
-    cause in its context.)
+    """Whether `error`, or an error that it followed, reports that a device's memory is exhausted. (A failed capture
+    hides the cause in its context.)
     """
     import torch
 

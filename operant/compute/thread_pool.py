@@ -77,7 +77,9 @@ class KernelThreadPool:
             future.result()
 
     def submit(self, first: int, last: int, offset: int) -> int:
-        """Submit a run of the kernel for indices [first, last). Returns the order's number."""
+        """Submit a run of the kernel for indices [first, last) with the body's argument `offset`. Returns the order's
+        number.
+        """
         pieces = max(1, min(self.threads * PIECES, (last - first) // SMALLEST)) if self.threads > 1 else 1
         _submit(self._board, self._submitted, first, last, offset, pieces)
         self._submitted += 1

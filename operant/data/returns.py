@@ -121,7 +121,9 @@ def accrual_body(i, discount, accrual, offset):
 
 
 class AccruedReturns:
-    """Discounted returns of a rollout (T, N), accrued forward from one rollout to the next."""
+    """Discounted returns (T, N) accrued forward in time, across rollouts: g <- gamma g + r_t, 0 after an
+    episode's end.
+    """
 
     def __init__(self, reward: torch.Tensor, terminated: torch.Tensor, truncated: torch.Tensor, gamma: float) -> None:
         self.carried, self._accrued = torch.zeros_like(reward[0]), torch.zeros_like(reward)

@@ -13,7 +13,7 @@ POSITION, VELOCITY, FIELDS = range(3)  # rows of the state: m, m/step
 
 
 class Params(NamedTuple):
-    """Constants of the car and the valley. A step is the unit of time, as in the source."""
+    """Parameters of mountain car: constants of the car and the valley. A step is the unit of time, as in the source."""
 
     force: float = 0.001  # m/step^2, acceleration of the engine
     gravity: float = 0.0025  # m/step^2

@@ -19,7 +19,7 @@ from operant.envs.mountaincar import FIELDS, POSITION, VELOCITY, observe, pixel_
 
 
 class Params(NamedTuple):
-    """Constants of the car and the valley. A step is the unit of time, as in the source."""
+    """Parameters of mountain car: constants of the car and the valley. A step is the unit of time, as in the source."""
 
     power: float = 0.0015  # m/step^2, acceleration at full throttle
     gravity: float = 0.0025  # m/step^2

@@ -130,7 +130,7 @@ def write(actor: Actor, params: Any, path: Path, target: str, *, steps: int = ST
 
 
 def _trace(actor: Actor) -> torch.export.ExportedProgram:
-    """Trace the actor's `act` as a graph, for any batch size."""
+    """Trace the actor's `act` into a graph of torch operations, for any batch size."""
     observation = torch.zeros(3, actor.env.observation.size, dtype=getattr(torch, actor.env.observation.dtype))
     legal = [torch.ones(3, actor.env.mask_size, dtype=torch.uint8)] if actor.env.mask_size else []
     state = [part.movedim(-1, 0).contiguous() for part in actor.initial_state(3)]

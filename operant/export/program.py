@@ -48,7 +48,9 @@ class Policy:
         return [np.zeros((batch, *entry["shape"]), entry["dtype"]) for entry in self._state]
 
     def __call__(self, *inputs: Array) -> Any:
-        """Actions (B, A), or [actions, *next state] for a recurrent policy."""
+        """Return actions (B, A), or [actions, *next state] for a recurrent policy, for the inputs (B, ...) in the order
+        of `inputs`.
+        """
         if len(inputs) != len(self.inputs):
             raise ValueError(
                 f"the policy takes {len(self.inputs)} arrays ({', '.join(self.inputs)}), not {len(inputs)}"

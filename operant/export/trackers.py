@@ -64,7 +64,7 @@ class TensorBoard:
         self._records.write(event.SerializeToString())
 
     def add(self, chunk: Chunk) -> None:
-        """Write one event for each record."""
+        """Write one event for each record of `chunk`, with its step and time."""
         for row, (step, time_ns) in enumerate(zip(chunk.step, chunk.realtime_ns, strict=True)):
             values = [self._summary.Value(tag=name, simple_value=value) for name, value in _values(chunk, row).items()]
             self._write(self._event(wall_time=time_ns / 1e9, step=step, summary=self._summary(value=values)))

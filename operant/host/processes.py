@@ -160,7 +160,7 @@ class LaneProcesses:
         return buffers
 
     def close(self) -> None:
-        """End the processes and close the environments."""
+        """End the worker processes, or without any close the environments of this process."""
         if self._local is not None:
             self._local.close()
         _end(self._workers)

@@ -231,7 +231,9 @@ class View:
     """Conversion of an environment's observations to rows of numbers: grayscale, resize and frame stack."""
 
     def __init__(self, source: Source, space: Any) -> None:
-        """Raises SourceError for a space that is not supported, or keys that do not apply to it."""
+        """Prepare the conversion of observations of `space`. Raises SourceError for a space that is not supported, or
+        keys that do not apply to it.
+        """
         try:
             self._plain = spaces.observation(space)
         except spaces.UnsupportedSpaceError as error:

@@ -65,7 +65,7 @@ class EnsembleActor:
         return {"parameters": self.flat.values.data, **self.features.tensors()}
 
     def not_finite(self) -> list[str]:
-        """Names of the parameters with a NaN or an infinity. Synchronizes with the device."""
+        """Names of the parameters with a NaN or infinite value. Synchronizes with the device."""
         return self.flat.not_finite()
 
 

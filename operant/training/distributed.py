@@ -334,7 +334,7 @@ class EpisodeSums:
         self._algo, self._exchange = algo, exchange
 
     def __call__(self) -> Tensor:
-        """Return the sums since the last call."""
+        """Return the sums since the last call, (3 + K) float64."""
         own = self._algo.world.episode_sums(self._algo.rollout)
         return own if self._exchange.ranks == 1 else self._exchange.gather(own[None]).sum(0)
 

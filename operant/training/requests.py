@@ -202,7 +202,7 @@ class Requests:
 
     @property
     def pending(self) -> bool:
-        """Whether a request waits for the loop."""
+        """Whether a request of any kind waits for the training loop."""
         return self.checkpoint or self.stop is not None or self.paused_by is not None
 
     def ask_stop(self, stop: Stop) -> None:

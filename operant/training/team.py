@@ -31,7 +31,7 @@ log = logging.getLogger("operant")
 
 
 class Reporter(Protocol):
-    """Interface to the run's log, events and state: a trainer."""
+    """Interface of a trainer to its run's log, events and state."""
 
     writer: Any  # writer of the metrics file
 
@@ -39,7 +39,7 @@ class Reporter(Protocol):
         """Announce that the run stops after its current iteration."""
 
     def say(self, line: str, *, level: str = "info", code: str = "note") -> None:
-        """Write a line to the log and to the events."""
+        """Write a line to the run's log and to its events."""
 
 
 class Team:

@@ -53,7 +53,7 @@ def make(
 
 
 def painter(world: DeviceWorld | HostWorld) -> Painter | HostPainter:
-    """Painter of the lanes of a world that was made with `draws`."""
+    """Make the painter that draws the lanes of a world, which was made with `draws`."""
     if isinstance(world, DeviceWorld):
         return Painter(world)
     from operant.worlds.host_world import HostPainter

@@ -41,7 +41,7 @@ class Lanes(NamedTuple):
 
 
 def _indexed(device: torch.device) -> torch.device:
-    """Device with an explicit index: "cuda" and "cuda:0" would otherwise compile twice."""
+    """Device with its index made explicit: "cuda" and "cuda:0" would otherwise compile twice."""
     return (
         torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
     )

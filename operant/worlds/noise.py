@@ -59,7 +59,9 @@ class NoiseSource:
     """Random numbers of a world's lanes, keyed by its seed and its clock."""
 
     def __init__(self, tick: torch.Tensor, seed: torch.Tensor, lane0: int) -> None:
-        """`tick` (1) int64 and `seed` (2), as in `Clock`, on the world's device."""
+        """Take the clock `tick` (1) int64 and the key `seed` (2) of a world, both on its device; `lane0` is the global
+        index of its first lane.
+        """
         self._clock = Clock(tick, seed, lane0)
         self._fill, self._bound = kernel(noise_body, tick.device), functools.cache(self._bind)
 

@@ -125,7 +125,7 @@ class Stats(NamedTuple):
 
 
 def _entropy_threshold(minimum: float) -> dict[str, Any]:
-    """Attributes of the entropy's metric: it is bad below `minimum`, too low to explore."""
+    """Attributes of the entropy's metric: a warning below `minimum`, where the policy hardly explores."""
     advice = "the policy hardly explores: raise algo.target_entropy, or leave algo.temperature on auto"
     return {"thresholds": (Threshold("warn", below=minimum, records=0.75, unless="target", advice=advice),)}
 

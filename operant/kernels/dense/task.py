@@ -190,7 +190,7 @@ class Task(Generic[B, C]):
     boards: bool = False  # whether `convolution.ConvolutionLearner` may run the policy's network
 
     def replace(self, **fields: Any) -> Task[B, C]:
-        """Copy with some fields replaced."""
+        """Copy of this task with some fields replaced."""
         return replace(self, **fields)
 
     def alone(self) -> Task[B, C]:

@@ -51,7 +51,7 @@ def sequence_index(seq, s, in_bounds, lanes, SHAPE: tl.constexpr, ACT: tl.conste
 
 @triton.jit
 def sequence_mask(seq, s, count, FINALS: tl.constexpr):
-    """Mask of valid sequences, (BLOCK_B): the first `count`, with FINALS only lanes that were truncated."""
+    """Mask of valid sequences among `s`, (BLOCK_B): the first `count`; with FINALS only lanes that were truncated."""
     present = s < count
     if FINALS:
         return present & (tl.load(seq.truncated + seq.sample + s, mask=present, other=0) != 0)
