@@ -80,11 +80,13 @@ class Algorithm(Protocol):
 
     @classmethod
     def make_actor(cls, spec: Env, config: Any, net: Any, device: torch.device, *, seed: int = 0) -> Actor:
-        """Create the actor (the policy for playing) alone, without buffers for training."""
+        """Create the actor (the policy for playing) of the environment `spec` alone, without buffers for training;
+        `seed` initialises its parameters.
+        """
 
     @classmethod
     def estimate(cls, spec: Env, config: Any, net: Any, lanes: int) -> Estimate:
-        """Estimate the cost of an iteration of `lanes` lanes."""
+        """Estimate the cost of an iteration of `lanes` lanes of the environment `spec`, from shapes alone."""
 
     def start(self) -> None:
         """Reset all lanes before the first iteration. A resumed run copies into `state` instead."""

@@ -73,7 +73,7 @@ class Solo:
         return text
 
     def link(self, width: int, programs: int) -> Link | None:
-        """Return None: there are no other ranks."""
+        """Return None: no kernel has other ranks to exchange with."""
         return None
 
     def spent_s(self) -> float | None:

@@ -88,7 +88,9 @@ def bind(group: Any, device: torch.device | None = None) -> Any:
 
 
 def signature(lanes: Any, slot: Any) -> tuple[Any, ...]:
-    """Numba types of a shell's arguments for two groups of tensors, bound or not."""
+    """Numba types of the arguments of a shell (`lanes`, `slot` and an offset) for two named tuples of tensors, bound or
+    not.
+    """
     return types.int64, typeof(bind(lanes)), typeof(bind(slot)), types.int64
 
 

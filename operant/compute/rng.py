@@ -38,7 +38,9 @@ _TWO_PI = float32(2.0 * math.pi)
 
 @device
 def _round(c0, c1, c2, c3, k0, k1):
-    """Philox round: two 32 x 32 bit products whose halves are mixed with the other words and the key."""
+    """Apply one Philox round to a counter c0 ... c3 and a key k0, k1: two 32 x 32 bit products whose halves are mixed
+    with the other words and the key.
+    """
     product_0 = uint64(_MULTIPLIER_0) * uint64(c0)
     product_1 = uint64(_MULTIPLIER_1) * uint64(c2)
     low_0, high_0 = uint32(product_0), uint32(product_0 >> _SHIFT_32)

@@ -156,8 +156,8 @@ def segments_layout(steps: int, lanes: int, minibatches: int, length: int, chunk
 def segment_problems(
     steps: int, lanes: int, minibatches: int, length: int | None, chunks: int | None
 ) -> list[tuple[str, str]]:
-    """Return the problems of minibatches made of segments of `length` steps (None: `steps`), as (configuration key,
-    message).
+    """Return the problems of dividing `steps` steps of `lanes` lanes into minibatches of segments of `length` steps
+    (None: `steps`), as (configuration key, message).
     """
     length = length or steps
     if steps % length:
@@ -179,7 +179,9 @@ def segment_problems(
 
 
 def problems(steps: int, lanes: int, minibatches: int, chunks: int | None) -> list[tuple[str, str]]:
-    """Return the problems of this partition, as (configuration key, message)."""
+    """Return the problems of dividing `steps` steps of `lanes` lanes into this number of minibatches and chunks, as
+    (configuration key, message).
+    """
     block = block_lanes(lanes)
     blocks = steps * lanes // block
     if blocks % minibatches:
@@ -207,8 +209,8 @@ class Minibatches:
     """
 
     def __init__(self, cut: Layout, epochs: int, seed: int, iteration: Tensor, rank: int = 0) -> None:
-        """Allocate the order on the device of `iteration` (1) int64, the counter that keys each shuffle. `cut` is the
-        layout of rank `rank`.
+        """Allocate the order of `epochs` epochs on the device of `iteration` (1) int64, the counter that keys each
+        shuffle together with `seed`. `cut` is the layout of rank `rank`.
         """
         self.layout, device = cut, iteration.device
         # (E, M): block t N / block + n / block, minibatch after minibatch

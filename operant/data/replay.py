@@ -420,7 +420,9 @@ class Prefetch:
         return buffers.batch
 
     def _begin(self, update: int, settled: int, draw: Callable[[int, int, BatchBuffers], object]) -> None:
-        """Gather the transitions of ticks that are stored, concurrently with later work of the current stream."""
+        """Gather the transitions of update number `update` whose ticks are stored (the first `settled`), concurrently
+        with later work of the current stream.
+        """
         buffers, ticks, current = self.buffers[update % 2], self._stored[update], self._current()
         self._begun, self._settled = update, settled
         with contextlib.nullcontext() if self._side is None else torch.cuda.stream(self._side):
@@ -447,7 +449,9 @@ def padded(observation: int, dtype: torch.dtype) -> int:
 
 
 def ring_ticks(capacity: int, lanes: int, n_step: int) -> int:
-    """Return C, the number of ticks in a ring of `capacity` transitions, at least those of one n-step sample."""
+    """Return C, the number of ticks (steps of all lanes) in a ring of `capacity` transitions, at least those of one
+    n-step sample.
+    """
     return max(capacity // lanes, n_step + 1)
 
 

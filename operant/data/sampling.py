@@ -1,6 +1,7 @@
 """Kernels that sample a replay by priority and write priorities. Each call handles one sample or one lane.
 
-`operant.data.priorities` documents the computation and the shape letters.
+`operant.data.priorities` documents the computation and the shape letters. `offset` is ticks << TICK_BIT | update: the
+ticks (vectorised steps) of this iteration that are stored, and the update's number in it.
 """
 
 from __future__ import annotations

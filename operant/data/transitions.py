@@ -1,6 +1,7 @@
 """Kernels of the replay, one call per index: store a tick, draw a sample, compute its n-step return, copy its rows.
 
-`operant.data.replay` documents the layout. Tuples hold tensors outside the kernels and arrays inside.
+`operant.data.replay` documents the layout. Tuples hold tensors outside the kernels and arrays inside. Kernels of a
+batch take as `offset` ticks << TICK_BIT | update: the stored ticks of this iteration, and the update's number in it.
 
 Shape letters: C ticks of the ring, F rows of the side buffer, T ticks of an iteration, N lanes, O features of an
 observation, P padded features, W their 32-bit words, A rows of an action, H legal actions, B samples of a batch, R rows

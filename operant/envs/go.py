@@ -112,7 +112,7 @@ def opens(liberties, colour):
 
 @device_call
 def may_play(cells, size, point, colour, ko):
-    """Whether a move of `colour` at a point is legal."""
+    """Whether a move of `colour` at a point is legal; `ko` is the forbidden point, or -1."""
     if cells[point] != EMPTY or point == ko:
         return False
     above, left, right, below = neighbours(cells, size, 0, point // size, point % size, -colour * BEYOND)
@@ -121,7 +121,7 @@ def may_play(cells, size, point, colour, ko):
 
 @device
 def is_one_of(chain, first, second, third, fourth):
-    """Whether a chain id is one of four."""
+    """Whether the chain id `chain` is one of four others."""
     return chain == first or chain == second or chain == third or chain == fourth  # numba: no `in` for mixed types
 
 

@@ -160,7 +160,7 @@ def _problems(function: FunctionType) -> Iterator[tuple[ast.expr | ast.stmt, str
 
 
 def _problem(function: FunctionType, node: ast.expr | ast.stmt) -> str | None:
-    """Message for syntax that a kernel cannot contain; None if it can."""
+    """Message for syntax of a function that a kernel cannot contain; None if it can."""
     if isinstance(node, ast.Call):
         return _call_problem(_value(function, node.func))
     if isinstance(node, ast.While):
@@ -187,7 +187,7 @@ def _call_problem(called: Any) -> str | None:
 
 
 def _global_problem(function: FunctionType, name: str, value: Any) -> str | None:
-    """Message for a global value that a kernel cannot read; None if it can."""
+    """Message for the value of global `name` that a kernel cannot read; None if it can."""
     own = function.__globals__.get("__name__")
     if isinstance(value, dict | set | list):
         return f"{name} is a {type(value).__name__}: {_NUMBERS}"

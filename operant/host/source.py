@@ -174,7 +174,7 @@ def _line(error: Exception) -> str:
 
 
 def missing(kind: str, name: str, package: str) -> SourceError:
-    """SourceError for a package that is not installed, with the command that installs it."""
+    """SourceError for the missing `package` of an environment, with the command that installs it."""
     what = f"{kind}:{name}" if kind else name
     return SourceError(f"{what} needs {package}, which is not installed: {install_command(kind)}", missing=True)
 

@@ -265,7 +265,9 @@ class Convolutional(Convolutions):
         dtype: torch.dtype | None = None,
         last: int | None = None,
     ) -> None:
-        """`head` is H. `last`: number of inputs of the heads, if they do not read the last dense layer."""
+        """`head` is H. `last`: number of inputs of the heads, if they do not read the last dense layer. `dtype` of the
+        computation is by default that of the parameters.
+        """
         super().__init__(observation, config, generator, dtype=dtype)
         # Dense layers, and the two output layers.
         widths = (self.columns, *config.hidden)

@@ -86,7 +86,9 @@ class DeepSets(nn.Module):
         return tuple(self.head_weight.new_zeros(rows * self.items, lanes) for rows in self._rows)
 
     def forward(self, observation: Tensor, normalizer: Any = None) -> tuple[Tensor, Tensor]:
-        """Map codes (N, B) to head parameters (N, B) and values (B), for a network without recurrent cells."""
+        """Map categorical observations (N, B) to head parameters (N, B) and values (B), for a network without recurrent
+        cells. Ignores `normalizer`.
+        """
         return self._through(observation[None], (), None)[:2]
 
     def unroll(

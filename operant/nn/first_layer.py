@@ -139,7 +139,7 @@ def _sum_on_gpu(chunks: Any, encode: Encoder) -> Tensor:
 
 
 def _sum_on_cpu(chunks: Any, encode: Encoder) -> Tensor:
-    """Weight gradient (M, K) as the transpose of x g^T, which a CPU computes faster than g x^T."""
+    """Weight gradient (M, K) summed over chunks, as the transpose of x g^T, which a CPU computes faster than g x^T."""
     total: Tensor | None = None
     for gradient, chunk in chunks:
         features = encode(chunk).to(gradient.dtype)
@@ -243,7 +243,8 @@ def convolve(
     padding: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Convolve bytes: weight (M, k, k, C), bias (M), bytes (B, h, w, ...) to (B, M, h', w') of `dtype`.
+    """Convolve bytes: weight (M, k, k, C), bias (M), `images` (B, h, w, ...) of bytes, zero-padded by `padding`, to (B,
+    M, h', w') of `dtype`.
 
     Bytes are multiplied by `scale`, or encoded one-hot with `categories`. Axes from the fourth on, then the categories,
     are the channels. Weights and gradients keep their dtype. The scale is applied to the weights, which are fewer.

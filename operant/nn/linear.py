@@ -33,7 +33,7 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(weight: Tensor, bias: Tensor, features: Tensor) -> Tensor:
-    """Linear layer W x + b of G towers: W (G, M, K), b (G, M, 1), x (G, K, B) to (G, M, B)."""
+    """Linear layer W x + b of G towers: weight W (G, M, K), bias b (G, M, 1), features x (G, K, B) to (G, M, B)."""
     return _Linear.apply(weight, bias, features)
 
 

@@ -31,7 +31,7 @@ class ManualCategorical:
         ]
 
     def forward(self, logits: Tensor, action: Tensor, log_probability: Tensor, entropy: Tensor) -> None:
-        """Write log p(a) and H, (n) each, of actions (A, n)."""
+        """Write log p(a) of actions (A, n) to `log_probability` (n), and H to `entropy` (n)."""
         # log p(a) = sum over choices of the log-softmax at a
         for k, (rows, log_p, one_hot, _, row_values) in enumerate(self._blocks):
             torch.log_softmax(logits[rows], dim=0, out=log_p)
@@ -48,8 +48,8 @@ class ManualCategorical:
     def backward(
         self, surrogate_gradient: Tensor, entropy_gradient: float, gradient: Tensor, log_std_gradient: Tensor
     ) -> None:
-        """Write the gradient of the logits (H, n), given those of -log p(a), (n), and of -H, one number for all
-        samples.
+        """Write the gradient of the logits (H, n) to `gradient`, given those of -log p(a), `surrogate_gradient` (n),
+        and of -H, one number for all samples. Ignores `log_std_gradient`.
         """
         # (p - 1[j = a]) d(-log p) + p (log p + H) d(-H)
         torch.sub(self._p, self._one_hot, out=gradient).mul_(surrogate_gradient)
@@ -71,7 +71,7 @@ class ManualGaussian:
         self._negative_inv_std = torch.empty_like(self._log_std)
 
     def forward(self, mean: Tensor, action: Tensor, log_probability: Tensor, entropy: Tensor) -> None:
-        """Write log p(a) and H, (n) each, of raw actions (A, n)."""
+        """Write log p(a) of raw actions (A, n) to `log_probability` (n), and H to `entropy` (n)."""
         # z = (a - mu) exp(-s), log p = sum of -z^2 / 2 - s - log(2 pi) / 2
         torch.neg(self._log_std, out=self._negative_inv_std).exp_().neg_()
         torch.sub(mean, action, out=self._z).mul_(self._negative_inv_std)
@@ -86,8 +86,8 @@ class ManualGaussian:
     def backward(
         self, surrogate_gradient: Tensor, entropy_gradient: float, gradient: Tensor, log_std_gradient: Tensor
     ) -> None:
-        """Write the gradient of the mean (A, n) and add that of s, given those of -log p(a), (n), and of -H, one number
-        for all samples.
+        """Write the gradient of the mean (A, n) to `gradient` and add that of s to `log_std_gradient`, given those of
+        -log p(a), `surrogate_gradient` (n), and of -H, one number for all samples.
         """
         # dmu = -z exp(-s) d(-log p)
         torch.mul(self._z, self._negative_inv_std, out=gradient).mul_(surrogate_gradient)

@@ -280,14 +280,14 @@ class MLP(nn.Module):
         )
 
     def _first(self, observation: Tensor, normalizer: RunningNormalizer | None) -> Tensor:
-        """Pre-activations of the first layer, (G M, B)."""
+        """Pre-activations of the first layer, (G M, B), for observations (O, B)."""
         if self.categories or observation.dtype == torch.uint8:
             return first_layer.linear(self.first_weight, self.first_bias, observation, self.reader(normalizer))
         features = observation if normalizer is None else normalizer.normalize(observation)
         return linear.linear(self.first_weight[None], self.first_bias[None], features[None])
 
     def features(self, observation: Tensor, normalizer: RunningNormalizer | None) -> Tensor:
-        """Activations of the last hidden layer of all towers, (G, M, B)."""
+        """Activations of the last hidden layer of all towers, (G, M, B), for observations (O, B)."""
         features = self._first(observation, normalizer).view(self.towers, -1, observation.shape[1])
         for k in range(len(self.config.hidden)):
             if k > 0:

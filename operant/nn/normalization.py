@@ -137,7 +137,7 @@ class FixedScale(RunningNormalizer):
         self.inv_std.copy_(torch.tensor(high, device=device)[:, None].clamp(1.0, 255.0).reciprocal())
 
     def update(self, batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO) -> None:
-        """Ignore the batch: the scale is fixed."""
+        """Ignore the batch and its arguments: the scale is fixed."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return {}: the scale is not saved in checkpoints."""

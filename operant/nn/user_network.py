@@ -30,7 +30,9 @@ def load(kind: str, observation: int, head_rows: int, seed: int) -> mlp.SampleMa
 
 
 def _module(path: Path, class_name: str, observation: int, head_rows: int) -> nn.Module:
-    """Create the network that a user's file defines. Raises ConfigError with the problem in a sentence."""
+    """Create the network of class `class_name` that a user's file defines, and check its outputs. Raises ConfigError
+    with the problem in a sentence.
+    """
 
     def problem(sentence: str) -> ConfigError:
         return ConfigError(str(path), [f"net.kind: {sentence}"])

@@ -295,7 +295,7 @@ def host_store(address: str) -> dist.TCPStore:
 
 
 def reach_store(address: str, port: int) -> dist.TCPStore:
-    """Connect to rank 0's TCPStore."""
+    """Connect to rank 0's TCPStore at a host's address and port."""
     return dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
 
 
@@ -423,7 +423,7 @@ def whole_state(algo: Algorithm, tier: Tier, exchange: Exchange) -> dict[str, Te
 
 
 def whole_like(algo: Algorithm, own: Mapping[str, Tensor], exchange: Exchange) -> dict[str, Tensor]:
-    """Zeros on the CPU in the shapes that `whole_state` gives to some of this rank's tensors."""
+    """Zeros on the CPU, by name, in the shapes that `whole_state` gives to `own`, some of this rank's tensors."""
     zeros = {}
     for name, tensor in own.items():
         shape = list(tensor.shape)
@@ -434,7 +434,7 @@ def whole_like(algo: Algorithm, own: Mapping[str, Tensor], exchange: Exchange) -
 
 
 def own_state(algo: Algorithm, whole: Mapping[str, Tensor], exchange: Exchange) -> dict[str, Tensor]:
-    """Views of this rank's lanes in tensors of all lanes."""
+    """Views of this rank's lanes in `whole`, tensors with the lanes of all ranks."""
     if exchange.ranks == 1:
         return dict(whole)
     lanes = algo.world.count

@@ -201,8 +201,8 @@ class Meters:
         self._eval_return, self._best_return = mean, best
 
     def evaluated(self, step: int, mean: float, best: float) -> NotFinite | None:
-        """Publish a record marked as an evaluation, at the step of the evaluated policy. Returns the same as
-        `flush`.
+        """Publish a record marked as an evaluation with its `mean` and the `best` return, at the step of the evaluated
+        policy. Returns the same as `flush`.
         """
         not_finite = self._publish_arrived(wait=True)  # of an earlier step
         self.set_evaluation(mean, best)

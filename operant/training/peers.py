@@ -70,7 +70,7 @@ class _Wire:
             self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def read(self) -> list[dict[str, Any]] | None:
-        """Messages received since the last call, waiting for at least one; None if the other end has closed."""
+        """Messages received since the last call, at least one, for which it waits; None if the other end has closed."""
         self._silent_s = 0.0
         try:
             data = self.socket.recv(1 << 16)
@@ -292,7 +292,9 @@ class Leader:
             self._joined.set()
 
     def _report_lost(self, wire: _Wire | None, message: str, code: int | None = None) -> None:
-        """End all other ranks and call `on_lost` with the rank of `wire` (None: rank 0 itself fails), at most once."""
+        """End all other ranks with `message` and `code`, and call `on_lost` with the rank of `wire` (None: rank 0
+        itself fails), at most once.
+        """
         if self._closing:
             return
         self._closing = True
@@ -357,7 +359,7 @@ class Follower:
         self._wire.send(stop=name)
 
     def fail(self, message: str, code: int) -> None:
-        """Report this rank's error to rank 0 and close."""
+        """Report this rank's error to rank 0, as a message and an exit code, and close the connection."""
         self._over = True
         self._wire.send(failed=message, code=code)
         self._wire.close()

@@ -277,7 +277,9 @@ def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) 
 
 
 def resume(algo: Algorithm, checkpoints: Path, run_uuid: str, step: int, exchange: Exchange) -> None:
-    """Load the checkpoint of `step`, chosen by rank 0, on another rank. Raises the errors of `restore`."""
+    """Load the checkpoint of `step`, chosen by rank 0, on another rank: its own lanes. Raises the errors of
+    `restore`.
+    """
     store = Store(checkpoints, run_uuid=run_uuid, report=lambda line: None)
     checkpoint = store.load(step)
     reset_reason = restore(algo, checkpoint, exchange)

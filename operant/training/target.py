@@ -77,7 +77,7 @@ class TargetEvaluator:
             return None
 
     def _confirm(self, number: int, target: float, interrupted: Callable[[], bool]) -> Evaluation:
-        """Play fresh episodes until their mean is precise enough, or certainly misses the target. Stopping early on a
+        """Play fresh episodes until their mean is precise enough, or certainly misses `target`. Stopping early on a
         miss lets no lucky mean pass.
         """
         if self._second is None:
@@ -96,7 +96,7 @@ class TargetEvaluator:
 
 
 def describe(outcome: Outcome, target: float) -> str:
-    """Sentence about a confirming evaluation and its verdict."""
+    """Sentence about a confirming evaluation and whether the run's target is reached."""
     first, confirmation = outcome.first, outcome.evaluation
     assert first is not None
     verdict = "confirm it" if outcome.reached else "do not confirm it"

@@ -250,7 +250,7 @@ class Member:
         self._work(algo, exchange)
 
     def _work(self, algo: Algorithm, exchange: Exchange) -> None:
-        """Execute rank 0's commands ("iterate", "state", "end") until the end."""
+        """Execute rank 0's commands ("iterate", "state", "end") on this rank's share of the run until the end."""
         done = 0
         self._peer.rank_metrics = lambda: distributed.rank_metrics(algo.device, exchange, done)
         episode_sums = distributed.EpisodeSums(algo, exchange)

@@ -263,7 +263,7 @@ def _build_trainer(
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file atomically. Raises MachineError."""
+    """Replace a file's content atomically. Raises MachineError."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         new.write_bytes(content)

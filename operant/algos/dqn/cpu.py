@@ -51,7 +51,9 @@ class ManualPasses:
         self._gradient = weights.views(self._vector)
 
     def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch, see `DQN.update`; do nothing where `skip` is 1, which a CPU can branch on."""
+        """Learn from one batch, arguments as for `DQN.update`; do nothing where `skip` is 1, which a CPU can
+        branch on.
+        """
         if not bool(self._dqn.cycle.skip):
             self._autograd_update(ticks, number)
 

@@ -160,7 +160,7 @@ class DQN(OffPolicy):
     def make_actor(
         cls, spec: Env, config: DQNConfig, net: NetConfig, device: torch.device, *, seed: int = 0
     ) -> QPolicy:
-        """Create the Q network with its greedy policy."""
+        """Create the Q network of the environment `spec` with its greedy policy alone, without buffers for training."""
         return QPolicy(
             spec,
             net,
@@ -270,7 +270,9 @@ class DQN(OffPolicy):
 
     @classmethod
     def estimate(cls, spec: Env, config: DQNConfig, net: NetConfig, lanes: int) -> Estimate:
-        """Estimate steps, FLOPs and bytes of an iteration: acting, and the updates' forward and backward passes."""
+        """Estimate steps, FLOPs and bytes of an iteration of `lanes` lanes: acting, and the updates' forward and
+        backward passes.
+        """
         steps, samples = config.horizon * lanes, config.updates * config.batch_size
         forward, backward = network_flops(cls.make_actor(spec, config, net, torch.device("cpu")))
         flops = float(steps * forward + samples * ((2 + config.double) * forward + backward))
@@ -293,7 +295,8 @@ class QLoss(NamedTuple):
 
 @torch.no_grad()
 def q_target(head: QHead, target: Tensor, chooser: Tensor, batch: Batch) -> Tensor:
-    """Return the TD target y = R + discount Q'(s', a'), (B), or with atoms its distribution on the support, (K, B).
+    """Return the TD target y = R + discount Q'(s', a') of a batch, (B), or with atoms its distribution on the support,
+    (K, B).
 
     `target` (H, B) are the target network's outputs at s'. a' is the best legal action by the outputs `chooser` (H, B):
     the target network's (Mnih et al. 2015), or the online network's (double: van Hasselt, Guez & Silver 2016).

@@ -216,7 +216,7 @@ class SequenceBackend(TorchBackend):
             yield self.gather(blocks)
 
     def gather(self, blocks: Tensor) -> Segments:
-        """Gather the segments of the blocks numbered `blocks` (m), in this order."""
+        """Gather the segments of the blocks (lanes of a segment) numbered `blocks` (m), in this order."""
         minibatches = self.cycle.minibatches
         gather = minibatches.gather_segments
         states = tuple(minibatches.gather(starts, blocks) for starts in self._starts)

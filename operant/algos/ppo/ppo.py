@@ -215,7 +215,9 @@ def ppo_loss(policy: Policy, batch: Batch, config: PPOConfig) -> tuple[Tensor, d
 def loss_of_outputs(
     policy: Policy, parameters: Tensor, value: Tensor, batch: Batch, config: PPOConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss and its terms from the network's outputs: action parameters (H, B) and values (B)."""
+    """Return the loss of a minibatch and its terms from the network's outputs on it: action `parameters` (H, B) and
+    `value` (B).
+    """
     log_probability, entropy = policy.distribution.log_probability_and_entropy(parameters, batch.action)
 
     # L_CLIP = E[min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)], r = pi(a|s) / pi_old(a|s): equation 7.
@@ -353,12 +355,14 @@ class PPO:
 
     @classmethod
     def make_actor(cls, spec: Env, config: PPOConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> Policy:
-        """Create the policy alone, for playing, without buffers for training."""
+        """Create the policy for playing in the environment `spec` alone, without buffers for training."""
         return _for_playing(make_policy(spec, config, net, device, seed), config)
 
     @classmethod
     def estimate(cls, spec: Env, config: PPOConfig, net: NetConfig, lanes: int) -> Estimate:
-        """Estimate steps, FLOPs and bytes of an iteration. One epoch without microbatches has the peak of memory."""
+        """Estimate steps, FLOPs and bytes of an iteration of `lanes` lanes. One epoch without microbatches has the peak
+        of memory.
+        """
         samples = config.horizon * lanes
         policy = make_policy(spec, config, net, torch.device("cpu"))
         flops, moved = on_policy_work(policy, samples, lanes, config.updates / config.minibatches)

@@ -235,7 +235,7 @@ class PQN:
     def make_actor(
         cls, spec: Env, config: PQNConfig, net: NetConfig, device: torch.device, *, seed: int = 0
     ) -> QPolicy:
-        """Create the Q network with its greedy policy alone, without buffers for training."""
+        """Create the Q network of the environment `spec` with its greedy policy alone, without buffers for training."""
         normalize, epsilon = config.normalize_observations, config.epsilon_start
         return QPolicy(
             spec, net, seed=seed, device=device, normalize=normalize, precision=config.precision, epsilon=epsilon
@@ -243,7 +243,7 @@ class PQN:
 
     @classmethod
     def estimate(cls, spec: Env, config: PQNConfig, net: NetConfig, lanes: int) -> Estimate:
-        """Estimate steps, FLOPs and bytes of an iteration. One epoch has the peak of memory."""
+        """Estimate steps, FLOPs and bytes of an iteration of `lanes` lanes. One epoch has the peak of memory."""
         samples = config.horizon * lanes
         policy = cls.make_actor(spec, config, net, torch.device("cpu"))
         flops, moved = on_policy_work(policy, samples, lanes, config.epochs)

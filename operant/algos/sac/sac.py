@@ -211,7 +211,9 @@ class SAC(OffPolicy):
 
     @classmethod
     def make_actor(cls, spec: Env, config: SACConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> Any:
-        """Create the actor alone: a squashed Gaussian, or a categorical policy for Discrete actions."""
+        """Create the actor of the environment `spec` alone: a squashed Gaussian, or a categorical policy for Discrete
+        actions.
+        """
         kind = CategoricalActor if isinstance(spec.action, Discrete) else SquashedActor
         return kind(
             spec, net, seed=seed, device=device, normalize=config.normalize_observations, precision=config.precision
@@ -290,8 +292,8 @@ class SAC(OffPolicy):
     def critic_loss(
         self, batch: Batch, features: Tensor, temperature: Tensor, weight: Tensor | None
     ) -> tuple[CriticLoss, Tensor]:
-        """Return the critics' loss at the sampled actions, and log pi(a'|s') of the next actions, (B). `weight` (B) are
-        importance-sampling weights, None: 1.
+        """Return the critics' loss on a batch, and log pi(a'|s') of the next actions, (B). `temperature` is alpha;
+        `features` (K, B) are those of the observations; `weight` (B) are importance-sampling weights, None: 1.
 
         y = r + discount (min_c Q'_c(s', a') - alpha log pi(a'|s')), a' sampled from the actor at s'. With C51 y is the
         distribution of that on the support.
@@ -305,8 +307,8 @@ class SAC(OffPolicy):
         return self.head.loss(self.critic(features, batch.action), target, weight), next_log_prob
 
     def actor_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the actor's loss E[alpha log pi(a|s) - min_c Q_c(s, a)], a sampled from the actor at s, and
-        E[log pi].
+        """Return the actor's loss E[alpha log pi(a|s) - min_c Q_c(s, a)], a sampled from the actor at s (`features`),
+        and E[log pi]. `temperature` is alpha.
         """
         noise = batch.noise[len(batch.noise) // 2 :]  # (2 A, B)
         action, log_prob = self.actor.sample_with_log_probability(features, noise)
@@ -354,7 +356,9 @@ class SAC(OffPolicy):
 
     @classmethod
     def estimate(cls, spec: Env, config: SACConfig, net: NetConfig, lanes: int) -> Estimate:
-        """Estimate steps, FLOPs and bytes of an iteration: acting, and the updates' forward and backward passes."""
+        """Estimate steps, FLOPs and bytes of an iteration of `lanes` lanes: acting, and the updates' forward and
+        backward passes.
+        """
         steps, samples, A = config.horizon * lanes, config.updates * config.batch_size, spec.action_size
         discrete, outputs = isinstance(spec.action, Discrete), critic_outputs(spec, config.outputs)
         actor = products(spec, net, 0, outputs if discrete else 2 * A)
@@ -418,8 +422,8 @@ class DiscreteSAC(SAC):
     def critic_loss(
         self, batch: Batch, features: Tensor, temperature: Tensor, weight: Tensor | None
     ) -> tuple[CriticLoss, Tensor]:
-        """Return the critics' loss at the sampled actions, and minus the entropy at the next observations, (B).
-        `weight` (B) are importance-sampling weights, None: 1.
+        """Return the critics' loss on a batch, and minus the entropy at the next observations, (B). `temperature` is
+        alpha; `features` (K, B) are those of the observations; `weight` (B) are importance-sampling weights, None: 1.
 
         y = r + discount sum_a' pi(a'|s') (min_c Q'_c(s', a') - alpha log pi(a'|s')).
         """
@@ -434,8 +438,8 @@ class DiscreteSAC(SAC):
         return critic_loss(error.square(), q, error.abs(), weight), (prob * log_prob).sum(dim=0)
 
     def actor_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the actor's loss E[sum_a pi(a|s) (alpha log pi(a|s) - min_c Q_c(s, a))], and minus the mean
-        entropy.
+        """Return the actor's loss E[sum_a pi(a|s) (alpha log pi(a|s) - min_c Q_c(s, a))], and minus the mean entropy.
+        `temperature` is alpha.
         """
         prob, log_prob = self.policy(features, batch.legal)
         with torch.no_grad():

@@ -198,7 +198,9 @@ class TD3(OffPolicy):
     def make_actor(
         cls, spec: Env, config: TD3Config, net: NetConfig, device: torch.device, *, seed: int = 0
     ) -> SquashedActor:
-        """Create the actor alone; its sampled actions have noise of standard deviation `exploration_noise`."""
+        """Create the actor of the environment `spec` alone; its sampled actions have noise of standard deviation
+        `exploration_noise`.
+        """
         return SquashedActor(
             spec,
             net,
@@ -310,7 +312,9 @@ class TD3(OffPolicy):
 
     @classmethod
     def estimate(cls, spec: Env, config: TD3Config, net: NetConfig, lanes: int) -> Estimate:
-        """Estimate steps, FLOPs and bytes of an iteration: acting, and the updates' forward and backward passes."""
+        """Estimate steps, FLOPs and bytes of an iteration of `lanes` lanes: acting, and the updates' forward and
+        backward passes.
+        """
         steps, samples, A = config.horizon * lanes, config.updates * config.batch_size, spec.action_size
         actor = products(spec, net, 0, A)
         critics = products(spec, net.of_critics, A, config.outputs, towers=config.critics)

@@ -103,7 +103,7 @@ def move_aliens(s, rows):
 
 @device_call
 def shoot_back(rows, x):
-    """Fire a shot from the lowest alien of the column nearest to the cannon."""
+    """Fire a shot from the lowest alien of the column nearest to the cannon's column `x`."""
     _, columns = count_aliens(rows)
     column = -1
     for distance in range(SIDE):

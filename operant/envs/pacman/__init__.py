@@ -123,7 +123,7 @@ def _with_mood(word, old, new):
 
 @device
 def _adjacent(one, other):
-    """Whether two cells are equal or adjacent."""
+    """Whether the cells `one` and `other` are equal or adjacent."""
     across = abs((one & int32(31)) - (other & int32(31)))
     return min(across, int32(WIDTH) - across) + abs((one >> int32(5)) - (other >> int32(5))) <= 1
 
@@ -199,7 +199,7 @@ def _mode(clock, p):
 
 @device_call
 def _targets(pacman, blinky, clyde, chasing):
-    """Target cells of Blinky, Pinky, Inky and Clyde: column and row of each."""
+    """Target cells of Blinky, Pinky, Inky and Clyde while `chasing` or scattering: column and row of each."""
     if not chasing:
         return (*CORNERS[0], *CORNERS[1], *CORNERS[2], *CORNERS[3])
     column, row, heading = pacman & int32(31), position_of(pacman) >> int32(5), heading_of(pacman)

@@ -219,7 +219,7 @@ def step(s, cells, workspace, action, p, key, tally):
 
 @device
 def _seen(word, row):
-    """Observed value of a tile: 1 solid, 0.5 plank, -1 deadly, else 0."""
+    """Observed value of the tile in a row of a column's word: 1 solid, 0.5 plank, -1 deadly, else 0."""
     deadly = row < 0 or (has_spikes(word) and row == ground_of(word))
     return (
         float32(1.0)
