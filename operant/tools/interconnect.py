@@ -63,7 +63,7 @@ def _exchange(ranks: int) -> list[Finding]:
             Finding(
                 "exchange",
                 NOTE,
-                f"could not be result between {ranks} GPUs: {result.problem}",
+                f"could not be measured between {ranks} GPUs: {result.problem}",
                 "see the messages of operant train --gpus",
             )
         ]
