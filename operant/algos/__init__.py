@@ -48,7 +48,7 @@ def _class(path: Path, class_name: str, text_hash: str) -> Any:
     try:
         module = user_file.load(path, f"operant_user_algo_{path.stem}_{text_hash[:16]}")
     except (Exception, SystemExit) as error:
-        raise OperantError(f"{path} could not be imported: {type(error).__name__}: {error}") from error
+        raise OperantError(f"{path} could not be imported: {user_file.problem(error, path)}") from error
     algorithm = getattr(module, class_name, None)
     if not isinstance(getattr(algorithm, "Config", None), type):
         raise OperantError(

@@ -37,7 +37,8 @@ Words = Annotated[
     ),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[key=value]...", help="overrides, such as run.steps=4M")
+    list[str] | None,
+    typer.Argument(metavar="[key=value]...", help="overrides, such as run.steps=4M", autocompletion=completion.keys),
 ]
 ConfigOption = Annotated[
     str | None,

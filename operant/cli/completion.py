@@ -35,7 +35,17 @@ def environments(incomplete: str) -> list[str]:
     )
     # Equal to `operant.envs.names`, which would import numba.
     names = ("_".join(file.parent.parts if file.stem == "__init__" else file.with_suffix("").parts) for file in files)
-    return [*sorted(name for name in names if name.startswith(incomplete)), *python_files(incomplete)]
+    files_and_keys = [*python_files(incomplete), *(keys(incomplete) if incomplete else ())]
+    return [*sorted(name for name in names if name.startswith(incomplete)), *files_and_keys]
+
+
+def keys(incomplete: str) -> list[str]:
+    """Overrides without their value, such as `algo.learning_rate=`."""
+    from operant.config import keys as all_keys
+
+    with contextlib.suppress(OSError, SyntaxError):
+        return [f"{key}=" for key in all_keys.dotted() if key.startswith(incomplete)]
+    return []
 
 
 def configurations(incomplete: str) -> list[str]:

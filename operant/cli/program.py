@@ -48,6 +48,18 @@ def _options(
     pass
 
 
+def _key_hint(error: Any) -> list[str]:
+    """Hint for an unknown option that is a key of the configuration, such as --lr."""
+    option = getattr(error, "option_name", None)
+    command = getattr(error.ctx, "command", None)
+    if option is None or not {"words", "overrides"} & {parameter.name for parameter in getattr(command, "params", ())}:
+        return []
+    from operant.config import keys
+
+    key = keys.meant_by(option)
+    return [f"{option} is a key of the configuration: write {key}=VALUE, without --"] if key is not None else []
+
+
 def run() -> int:
     """Run the command line and return its exit code. Errors of the commands propagate."""
     try:
@@ -58,7 +70,7 @@ def run() -> int:
         text = _NOT_A_NUMBER.sub(
             lambda match: "is not a whole number" if match[1] == "int" else "is not a number", message.getvalue()
         )
-        say(*text.splitlines())
+        say(*text.splitlines(), *_key_hint(error))
         return int(error.exit_code)
     except typer.Abort:
         say("Aborted!")

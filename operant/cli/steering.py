@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from operant.cli.common import TYPER, RootOption, RunName, RunNames, out, say
+from operant.cli.common import TYPER, JsonOption, RootOption, RunName, RunNames, out, print_json, say
 from operant.errors import MachineError, NotFoundError, OperantError, UsageError
 from operant.text import safe
 
@@ -35,6 +35,7 @@ def stop(
     names: RunNames = None,
     every: Annotated[bool, typer.Option("--all", help="all of your runs that are training")] = False,
     now: Annotated[bool, typer.Option("--now", help=f"kill after {_KILL_S:.0f} s, without a checkpoint")] = False,
+    as_json: JsonOption = False,
     root: RootOption = None,
 ) -> None:
     """Stop runs, groups, sweeps; runs save a checkpoint first.
@@ -60,6 +61,8 @@ def stop(
         for one in stops:
             one.advance(now=now)
         time.sleep(_POLL_S)
+    if as_json:
+        print_json({"schema": 1, "runs": [runs.describe(runs.load(run.path) or run) for run in found]})
     if problems := [one.problem for one in stops if one.problem]:
         raise (problems[0] if len(problems) == 1 else OperantError("\n".join(map(str, problems))))
 

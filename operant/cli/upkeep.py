@@ -157,6 +157,7 @@ def archive(
         str | None, typer.Option("--out", "-o", metavar="FILE.tar.gz", help="the file to write  [default: ID.tar.gz]")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
+    as_json: JsonOption = False,
     root: RootOption = None,
 ) -> None:
     """Pack a run into one file; `operant restore` unpacks it."""
@@ -169,6 +170,9 @@ def archive(
         raise UsageError(f"--out is {safe(target, 200)!r}; its name must end in {upkeep.ENDING}")
     check_free(target, force)
     upkeep.archive(found, target)
+    if as_json:
+        print_json({"schema": 1, "id": found.id, "path": str(target), "bytes": target.stat().st_size})
+        return
     out(f"{safe(target, 400)}  {size(target.stat().st_size)}")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import linecache
 import re
 
+from operant.compute.user_file import import_hint
+
 _RETURNED = {
     "reward, terminated": "`step` must return two values, the reward and whether the episode terminated",
     "red, green, blue": "`pixel_shader` must return three values, red, green and blue",
@@ -32,6 +34,10 @@ def summary(error: BaseException) -> str:
             if names in text or names in place:
                 return requirement
     sentence = sentence.rstrip(".")
+    if undefined := re.match(r"Untyped global name '(\w+)'.*UndefinedType|NameError: name '(\w+)'", sentence):
+        if undefined[1]:
+            sentence = f"the name '{undefined[1]}' is not defined"
+        sentence += import_hint(undefined[1] or undefined[2])
     return f"{place}: {sentence}" if place else sentence
 
 

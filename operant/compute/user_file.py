@@ -7,12 +7,42 @@ Knows nothing of the contents, nor whether the file may be run (operant/config/t
 from __future__ import annotations
 
 import sys
+import traceback
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
 
 from operant import old_names
+
+_IMPORTS = {
+    "np": "import numpy as np",
+    "torch": "import torch",
+    "gymnasium": "import gymnasium",
+    "gym": "import gymnasium as gym",
+    "spaces": "from gymnasium import spaces",
+    "float32": "from numpy import float32",
+    "int32": "from numpy import int32",
+    "uint32": "from numpy import uint32",
+    **{name: f"import {name}" for name in ("math", "numpy", "numba", "random", "os")},
+}
+"""Import statements by the names that they define."""
+
+
+def problem(error: BaseException, path: Path) -> str:
+    """Error that a user's file raised, in one sentence with the last line of the file and, for an undefined name, the
+    import that defines it.
+    """
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} (line {error.lineno})"
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
+    where = f" (line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {error}{where}{import_hint(getattr(error, 'name', None))}"
+
+
+def import_hint(name: str | None) -> str:
+    """Suffix of a message about an undefined name: the import that defines it; "" without one."""
+    return f": add `{_IMPORTS[name]}`" if name in _IMPORTS else ""
 
 
 class _FromText(SourceFileLoader):

@@ -33,10 +33,27 @@ _PLAIN = {
 }
 
 
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Closest of `names` to a mistyped one, compared without case and separators; None if none is close."""
+_SECTIONS = {
+    "agent": "algo",
+    "algorithm": "algo",
+    "environment": "env",
+    "evaluation": "eval",
+    "model": "net",
+    "network": "net",
+    "policy": "net",
+    "train": "run",
+    "trainer": "run",
+    "training": "run",
+}
+"""Sections by names that other libraries give them."""
+
+
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Closest of `names` to a mistyped one, compared without case and separators; None if none is close. `cutoff`:
+    least similarity, 0 to 1.
+    """
     plain = {plain_name(other): other for other in names}
-    matches = difflib.get_close_matches(plain_name(name[:100]), plain, n=1)
+    matches = difflib.get_close_matches(plain_name(name[:100]), plain, n=1, cutoff=cutoff)
     return plain[matches[0]] if matches else None
 
 
@@ -85,6 +102,8 @@ def _nearest_key(key: Key, known: Mapping[str, Sequence[str]]) -> str:
     last = {other.split(".")[-1]: other for other in names}
     if len(key) == 1:
         last |= {section: section for section in known}
+        if (section := _SECTIONS.get(key[0])) is not None:
+            return did_you_mean(section)
     similar = nearest(key[-1], last)
     return did_you_mean(last[similar]) if similar else ""
 

@@ -183,12 +183,20 @@ def _read_file(raw: RawConfig, source: Path) -> None:
         line = _line(error, text)
         suffixed = _SUFFIXED.search(text.splitlines()[line - 1]) if 0 < line <= text.count("\n") + 1 else None
         hint = f' (a number with a suffix is written in quotes: "{suffixed[1]}")' if suffixed else ""
-        raw.problem((0, line), f"not valid TOML: {_reason(error)}{hint}")
+        raw.problem((0, line), f"not valid TOML: {_reason(error)}{hint or _yaml_hint(source, text, line)}")
     recorded = any((source.parent / name).is_file() for name in _RECORDED.get(source.name, ()))
     for old, new in {**old_names.ALIASES, **(old_names.KEYS if recorded else {})}.items():
         _rename(raw, old, new)
     if problem := formats.take(raw.data, recorded=recorded):
         raw.problem(raw.location((formats.KEY,)), problem)
+
+
+def _yaml_hint(source: Path, text: str, line: int) -> str:
+    """Hint for a file in YAML; "" for any other."""
+    written = text.splitlines()[line - 1 : line]
+    if source.suffix not in (".yaml", ".yml") and not any(re.match(r"\s*[\w.-]+:(\s|$)", one) for one in written):
+        return ""
+    return '. A configuration is TOML, not YAML: [env] above name = "cartpole"'
 
 
 def _rename(raw: RawConfig, old: str, new: str) -> None:
@@ -285,7 +293,21 @@ def _override(raw: RawConfig, location: Location, text: str) -> None:
             location, f"{quoted(text)} is not an override: write section.key=value, such as algo.learning_rate=3e-4"
         )
         return
-    _set(raw, location, key, _value(right.strip()), right.strip())
+    value = _value(right.strip())
+    if isinstance(value, str) and _is_torn(value):
+        raw.problem(
+            location,
+            f"{quoted(text)} is part of a value: the shell splits braces at commas and brackets may be patterns. Quote "
+            "the word, such as 'algo.learning_rate={linear=[1e-3,0]}'",
+        )
+        return
+    _set(raw, location, key, value, right.strip())
+
+
+def _is_torn(value: str) -> bool:
+    """Whether a value has an opening bracket without its closing one, or the reverse."""
+    plain = value[:1] not in ("'", '"')
+    return plain and any(value.count(left) != value.count(right) for left, right in ("[]", "{}"))
 
 
 def _set(raw: RawConfig, location: Location, key: Key, value: Any, text: str) -> None:

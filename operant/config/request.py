@@ -104,6 +104,23 @@ class Request:
         """Existing environment, algorithm and network files of the user."""
         return trust.code_files(self.raw, self.directory)
 
+    def check_keys(self) -> None:
+        """Raise ConfigError for keys that no algorithm has, and for invalid TOML. Imports no algorithm: torch takes
+        seconds.
+        """
+        from operant.config import keys
+
+        unknown = list(keys.unknown(self.raw))
+        if unknown:
+            from operant.config import messages
+
+            names = keys.known()
+            for key in unknown:
+                siblings = names.get(key[0]) if len(key) > 1 else None
+                known = siblings or (*names, "sweep")
+                self.raw.problem(self.raw.location(key), messages.unknown_key(key, names, known))
+        self.raw.raise_problems()
+
     def anneals(self) -> bool:
         """Whether algo.anneal is true as written, so that the learning rate decays to 0."""
         return self._value("algo", "anneal") is True
@@ -187,6 +204,8 @@ def make(
             "given as key=value"
         )
     environment = environments[0] if environments else None
+    if environment in recipes.shipped() and config is None and environment_file is None:
+        config, environment = environment, None
     if environment_file is not None and environment is None and names.kind_of(environment_file) is not None:
         environment, environment_file = environment_file, None
     if environment is not None and environment.endswith(".toml"):

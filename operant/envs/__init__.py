@@ -98,7 +98,7 @@ def load_file(path: Path) -> Env:
     try:
         module = user_file.load(path, module_name)
     except (Exception, SystemExit) as error:
-        raise OperantError(f"{path} could not be imported: {type(error).__name__}: {error}") from error
+        raise OperantError(f"{path} could not be imported: {user_file.problem(error, path)}") from error
     return _named(module, path.stem)
 
 

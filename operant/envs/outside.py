@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from operant.compute import user_file
 from operant.envs.base import Box, Discrete, Env, MultiDiscrete
 from operant.errors import MachineError, OperantError
 
@@ -103,7 +104,8 @@ def declare(source: Source) -> HostEnv:
     except OperantError:
         raise
     except Exception as error:
-        raise OperantError(f"{source.name}: `reset` raised {type(error).__name__}: {error}") from error
+        problem = user_file.problem(error, Path(source.name.rpartition(":")[0]))
+        raise OperantError(f"{source.name}: `reset` raised {problem}") from error
     seen, action, mask, limit, metadata, channels_first, frame_shape = probe
     kwargs = dict(source.kwargs)
     return HostEnv(

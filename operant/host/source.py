@@ -186,7 +186,7 @@ def maker_of(source: Source) -> Callable[..., Any]:
     try:
         module = _module(file, source.version)
     except (Exception, SystemExit) as error:
-        raise SourceError(f"{file} could not be imported: {type(error).__name__}: {error}") from error
+        raise SourceError(f"{file} could not be imported: {user_file.problem(error, file)}") from error
     if not callable(maker := getattr(module, function, None)):
         raise SourceError(
             f"{file.name} has no {function!r}: it should be a function or class that returns a gymnasium.Env"
@@ -206,7 +206,7 @@ def _from_file(source: Source, kwargs: dict[str, Any], draws: bool) -> Any:
         env = maker(**kwargs)
     except Exception as error:
         raise SourceError(
-            f"{file.name}:{function}({', '.join(kwargs)}) failed: {type(error).__name__}: {error}"
+            f"{file.name}:{function}({', '.join(kwargs)}) failed: {user_file.problem(error, file)}"
         ) from error
     if not all(hasattr(env, name) for name in ("reset", "step")):
         raise SourceError(f"{file.name}:{function} returned {type(env).__name__}: it should be a gymnasium.Env")
