@@ -1,5 +1,5 @@
 """Keys of the configuration, read from the source text of their models. Nothing of them is imported: torch takes
-seconds. Standard library only.
+seconds.
 """
 
 from __future__ import annotations
