@@ -48,12 +48,10 @@ _SECTIONS = {
 """Sections by names that other libraries give them."""
 
 
-def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Closest of `names` to a mistyped one, compared without case and separators; None if none is close. `cutoff`:
-    least similarity, 0 to 1.
-    """
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Closest of `names` to a mistyped one, compared without case and separators; None if none is close."""
     plain = {plain_name(other): other for other in names}
-    matches = difflib.get_close_matches(plain_name(name[:100]), plain, n=1, cutoff=cutoff)
+    matches = difflib.get_close_matches(plain_name(name[:100]), plain, n=1)
     return plain[matches[0]] if matches else None
 
 

@@ -77,7 +77,8 @@ def algorithm(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
         except OperantError as error:
             raw.problem(location, f"algo.name: {error}")
             return None, name
-    nearest = messages.nearest(name, algos.names(), cutoff=0.75)  # a2c is not sac
+    alike = [other for other in algos.names() if other[0] == name[:1].lower()]  # a2c is not sac
+    nearest = messages.nearest(name, alike)
     available = f"Available: {shipped}, or your own as FILE.py:CLASS, such as my_algo.py:MyAlgo"
     raw.problem(
         location, f"algo.name: unknown algorithm {quoted(name)}{messages.did_you_mean(nearest) or '.'} {available}"
