@@ -935,7 +935,7 @@ def test_describe_has_stable_keys_and_searches_earlier_records_for_rare_values(r
         "env": "cartpole",
         "step": 504,
         "steps": 1008,
-        "progress": 0.5,
+        "progress": 1.0,  # of a run that is finished, whatever its steps
         "return": 487.5,
         "length": None,
         "sps": 2e6,
