@@ -51,12 +51,12 @@ class Reporter:
         print(text, flush=True)
         self.writer.event(text, level=level, code=code)
 
-    def ending(self) -> None:
+    def announce_stop(self) -> None:
         with self.turn:
             if not self.over:
                 self.writer.set_state("stopping")
 
-    def leaving(self, exit_code: int) -> None:
+    def announce_exit(self, exit_code: int) -> None:
         self.last_word("stopped", reason=signal.SIGINT, exit_code=exit_code)
 
     def last_word(self, state: str, *, reason: int, exit_code: int) -> None:

@@ -114,7 +114,7 @@ def write(actor: Actor, params: Any, path: Path, target: str, *, steps: int = ST
                 and check.file_rounding <= ROUNDING * check.actor_rounding
             )
             if not (check.difference <= TOLERANCE or within_rounding):
-                errors = "" if check.file_rounding is None else f"; {check.words}"
+                errors = "" if check.file_rounding is None else f"; {check.errors_text}"
                 raise OperantError(
                     f"the exported policy differs from the run's by {check.difference:.3g} (more than "
                     f"{TOLERANCE:g}{errors}): no file was written"
@@ -314,7 +314,7 @@ class _Check(NamedTuple):
     file_rounding: float | None = None
 
     @property
-    def words(self) -> str:
+    def errors_text(self) -> str:
         """Errors of actor and file against float64, as text."""
         return (
             f"it is within {self.file_rounding:.3g} of the same in float64, the run's own within "

@@ -142,7 +142,7 @@ class Trainer:
             f"{document.get('device_name', device)}"
         )
         resumed = f"resumed from {start[0].path.name} (session {self.session})" if start is not None else "started"
-        self.say(f"{resumed}: {where}{team.words(self.algo)}", code="resume" if start is not None else "note")
+        self.say(f"{resumed}: {where}{team.sentence(self.algo)}", code="resume" if start is not None else "note")
         if self.snapshots.replay_size is not None:
             self.say(f"replay: {self.snapshots.replay_size}")
         self.evaluations = runs.Evaluations(folder, lambda line: self.say(line, level="warn", code="file"))
@@ -178,11 +178,11 @@ class Trainer:
 
     # REQUESTS (called by the request thread)
 
-    def ending(self) -> None:
+    def announce_stop(self) -> None:
         """Set the run's state to "stopping": it stops after its current iteration."""
         self._set_state("stopping", reason=0 if self.requests.stop is None else self.requests.stop.number)
 
-    def leaving(self, exit_code: int) -> None:
+    def announce_exit(self, exit_code: int) -> None:
         """Announce that the process exits immediately, without a checkpoint."""
         self._set_state("stopped", reason=signal.SIGINT, exit_code=exit_code)
         self.say("a second Ctrl-C: exited at once without a checkpoint", level="warn", code="stop")
@@ -329,7 +329,7 @@ class Trainer:
         self._save(wait=True)
 
     def _stop(self, stop: Stop) -> None:
-        self.ending()
+        self.announce_stop()
         if not stop.number:
             self._update_document(stopped_by=stop.by)
         self._finish()
@@ -535,7 +535,7 @@ class Trainer:
         where = ""
         if first is not None:
             began = self.step - (self.iteration - not_finite.iteration + 1) * self.algo.steps_per_iteration
-            where = f"{first.words(began, self.config.lanes)}; "
+            where = f"{first.sentence(began, self.config.lanes)}; "
         raise DivergedError(
             f"diverged in iteration {not_finite.iteration:,}: {where}{names} not finite; {last_checkpoint}. "
             f"{not_finite.advice(self.config)}"

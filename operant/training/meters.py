@@ -223,8 +223,9 @@ class Meters:
     # RECORD
 
     def after(self, step: int, *, evaluation_follows: bool = False) -> NotFinite | None:
-        """Add up the metrics of an iteration, and publish a record if one is due. Called once per iteration with the
-        environment steps so far; returns the first non-finite value as soon as the host knows it, else None.
+        """Add up the metrics of an iteration, and publish a record if one is due, unless `evaluation_follows`, whose
+        record has them too. Called once per iteration with the environment steps so far; returns the first non-finite
+        value as soon as the host knows it, else None.
         """
         self._accumulate()
         self._iterations += 1

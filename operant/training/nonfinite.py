@@ -34,7 +34,7 @@ class FirstNonFinite(NamedTuple):
     tick: int  # step of the iteration, from 0
     lanes: int  # number of lanes with a non-finite value in this iteration
 
-    def words(self, began: int, lanes: int) -> str:
+    def sentence(self, began: int, lanes: int) -> str:
         """Sentence naming the value, its lane and its step. `began`: environment steps before the iteration; `lanes`:
         number of lanes of all ranks.
         """

@@ -218,11 +218,14 @@ class LocalRanks:
     def ended(self) -> tuple[int, str] | None:
         """First rank whose process has exited, and its exit in words; None while all run."""
         return next(
-            ((rank, self.ending(rank)) for rank, process in self._processes.items() if process.poll() is not None), None
+            ((rank, self.exit_text(rank)) for rank, process in self._processes.items() if process.poll() is not None),
+            None,
         )
 
-    def ending(self, rank: int) -> str:
-        """Exit of a rank's process in words; "" while it runs, or if it is not a child of this process."""
+    def exit_text(self, rank: int) -> str:
+        """Exit of a rank's process in words, such as its exit code; "" while it runs, or if it is not a child of this
+        process.
+        """
         process = self._processes.get(rank)
         if process is None:
             return ""

@@ -182,7 +182,7 @@ class Requests:
         if self.reporter is None:
             self._deadline = _later(START_DEADLINE_S, self._give_up)
         else:
-            self.reporter.ending()
+            self.reporter.announce_stop()
             self.reporter.say(
                 f"{name}: stops after this iteration with a checkpoint, however long both take (Ctrl-C again: "
                 "exit at once without one)",
@@ -235,7 +235,7 @@ class Requests:
     def _leave(self, code: int) -> None:
         deadline = _later(_LAST_WORD_S, lambda: os._exit(code))  # a blocked terminal or disk must not delay the exit
         if self.reporter is not None:
-            self.reporter.leaving(code)
+            self.reporter.announce_exit(code)
         deadline.cancel()
         os._exit(code)
 
@@ -279,10 +279,10 @@ class Reporter(Protocol):
     def say(self, text: str, *, level: str = "info", code: str = "note") -> None:
         """Write a line to the log and to the run's events."""
 
-    def ending(self) -> None:
+    def announce_stop(self) -> None:
         """Announce that the run stops after its current iteration."""
 
-    def leaving(self, exit_code: int) -> None:
+    def announce_exit(self, exit_code: int) -> None:
         """Announce that the process exits immediately, without a checkpoint."""
 
     def watch(self, mode: str, size: int, until_s: float) -> None:
@@ -338,7 +338,7 @@ class RequestThread:
         self._sequence, self._last = self._sequence + 1, request.name
         text = self._requests.ask(request)
         if request.verb == "stop":
-            self._reporter.ending()
+            self._reporter.announce_stop()
         self._inbox.settle(request, "accepted", text)
         self._reporter.acknowledge(self._sequence, RESULTS.index("accepted"))
         self._reporter.say(f"{request.verb} asked for by {request.by}", code="control")

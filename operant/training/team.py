@@ -35,7 +35,7 @@ class Reporter(Protocol):
 
     writer: Any  # writer of the metrics file
 
-    def ending(self) -> None:
+    def announce_stop(self) -> None:
         """Announce that the run stops after its current iteration."""
 
     def say(self, line: str, *, level: str = "info", code: str = "note") -> None:
@@ -129,7 +129,7 @@ class Team:
         self.command("state", tier=tier)
         return distributed.whole_state(algo, tier, self.exchange)
 
-    def words(self, algo: Algorithm) -> str:
+    def sentence(self, algo: Algorithm) -> str:
         """Sentence for the log: number of ranks, exchange method, and whether results are bit-identical to those of one
         rank. Also recorded in the run's document (run.json).
         """
@@ -168,14 +168,14 @@ class Team:
         """Stop the run after the current iteration, because another rank received the signal `name`."""
         self._request_stop(name)
         if self.reporter is not None:
-            self.reporter.ending()
+            self.reporter.announce_stop()
             self.reporter.say(f"{name}: stops after this iteration with a checkpoint", code="stop")
 
     def _lost(self, lost: peers.Lost) -> None:
         """Report a lost rank and exit the process; called by the watching thread. The run's state stays open, which
         marks it as crashed, unless the rank reported its error.
         """
-        how = self._local_ranks.ending(lost.rank) if lost.code is None else ""
+        how = self._local_ranks.exit_text(lost.rank) if lost.code is None else ""
         cause = f"{lost.message} ({how})" if how else lost.message
         try:
             with contextlib.suppress(MachineError):

@@ -36,8 +36,8 @@ MOST_SIDE = 480
 
 
 def lane_seeds(seed: int, stream: int, tick: int, lanes: int, lane0: int = 0) -> np.ndarray:
-    """Seeds for `env.reset(seed=...)` of each lane at a tick (vectorised step), (N) int64 below 2^31. Later episodes of
-    a lane continue its generator.
+    """Seeds for `env.reset(seed=...)` of `lanes` lanes from lane `lane0` on at a tick (vectorised step), (N) int64
+    below 2^31. Later episodes of a lane continue its generator.
     """
     return (np.random.SeedSequence([seed, stream, tick]).generate_state(lane0 + lanes)[lane0:] >> 1).astype(np.int64)
 

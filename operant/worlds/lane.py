@@ -380,7 +380,7 @@ def end_body(env: Env, params: Any) -> Any:
 
 def reset_body(env: Env, params: Any, sharded: bool = False, changing: Sequence[str] = ()) -> Any:
     """Make the kernel body that resets lane i with the random numbers of the current tick; with `sharded`, without what
-    `shards_body` writes.
+    `shards_body` writes. Parameters named in `changing` are read from memory.
     """
     reset, _, write_observation, _, write_legal, _ = _functions(env, params, changing)
     if sharded:

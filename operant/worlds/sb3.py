@@ -90,7 +90,9 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]  # Any where the p
         self.vector.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Attribute of the vector environment, once per requested lane. Raises AttributeError if there is none."""
+        """Attribute `attr_name` of the vector environment, repeated for each requested lane. Raises AttributeError if
+        there is none.
+        """
         if attr_name == "action_masks" and not self.vector.world.spec.mask_size:
             raise AttributeError("this environment defines no legal actions")
         value = getattr(self.vector, attr_name)
@@ -104,7 +106,9 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]  # Any where the p
         )
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Masks (H) of each requested lane for the method "action_masks". Raises UsageError for any other method."""
+        """Return the masks (H) of each requested lane for the method "action_masks". Raises UsageError for any other
+        method.
+        """
         if method_name == "action_masks":
             return list(self.vector.action_masks()[list(self._get_indices(indices))])
         raise UsageError(f"{method_name!r} cannot be called: lanes are columns of a tensor, not objects")

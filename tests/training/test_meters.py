@@ -148,7 +148,7 @@ def test_the_first_value_that_is_not_finite_is_named_where_it_enters(tmp_path, k
     watched.step += 32
     found = watched.meters.after(watched.step)
     assert found.iteration == 2 and found.first == (kind, -math.inf, 5, 2, 2)
-    assert found.first.words(32, 8).startswith(
+    assert found.first.sentence(32, 8).startswith(
         f"the {'policy' if kind == 'action' else 'environment'}'s {kind} was -inf in lane 5 at step 56"
     )
 

@@ -213,10 +213,10 @@ class Reporter:
     def say(self, text, *, level="info", code="note"):
         self.said.append((text, level, code))
 
-    def ending(self):
+    def announce_stop(self):
         self.ended += 1
 
-    def leaving(self, exit_code):
+    def announce_exit(self, exit_code):
         self.left.append(exit_code)
 
     def watch(self, mode, size, until_s):
