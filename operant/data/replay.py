@@ -207,7 +207,7 @@ class Replay:
         return BatchBuffers(tensors, index, next_index, bind(sample), bind(rows, where), copies)
 
     def _bind_store(self) -> None:
-        """Bind the store kernel to its target: the ring on the device, or a staging tick and the ring in host
+        """Bind the store kernel to its target: the replay's ring on the device, or a staging tick and the ring in host
         memory.
         """
         ring, where = self.ring, self.world.device
@@ -241,7 +241,7 @@ class Replay:
         )
 
     def _bind(self) -> None:
-        """Bind all kernels to the ring and to the buffers of the batch."""
+        """Bind all kernels to the replay's ring and to the buffers of the batch."""
         ring, rollout, where = self.ring, self.rollout, self.world.device
         N, O = self.world.count, rollout.observation.shape[1]
         self._store, self._store_legal = (
@@ -269,7 +269,7 @@ class Replay:
 
     @property
     def bytes(self) -> int:
-        """Memory of the ring in bytes, on device and host together."""
+        """Size of the replay's ring in bytes, on device and host together."""
         return sum(value.numel() * value.element_size() for value in self.ring if isinstance(value, Tensor))
 
     def fill(self, t: int) -> Tensor:
@@ -278,7 +278,9 @@ class Replay:
         return transitions.clamp_max(self.capacity)
 
     def store(self, t: int) -> None:
-        """Store tick t (vectorised step) of the iteration in the ring, as the world wrote it into the rollout."""
+        """Store tick t (vectorised step) of the iteration in the replay's ring, as the world wrote it into
+        the rollout.
+        """
         self._store(self._pieces, self._source, self._stored, t)
         if self.on_host:
             self._move(self._words, self._staged, self._host, t)
@@ -309,8 +311,8 @@ class Replay:
         return self.gather_legal(buffers)
 
     def compute_returns(self, ticks: int, buffers: BatchBuffers) -> None:
-        """Write n-step returns of the drawn transitions, and the rows of their next observations in the ring, to
-        `buffers`.
+        """Write n-step returns of the drawn transitions, and the rows of their next observations in the replay's ring,
+        to `buffers`.
         """
         self._returns(len(buffers.index), self._ring, buffers.sample, self._offset(ticks, 0))
 
@@ -321,7 +323,8 @@ class Replay:
         return buffers.batch
 
     def prefetch(self, stored: Sequence[int], *, sampling: bool = True) -> Prefetch | None:
-        """Gather batches from host memory one update early from now on. Returns None if the ring is on the device.
+        """Gather batches from host memory one update early from now on. Returns None if the replay's ring is on the
+        device.
 
         `stored` (U) are the ticks stored before each update of an iteration. Without `sampling` only the caller takes
         batches from the result; `sample` does not.
