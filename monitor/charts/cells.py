@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from monitor.charts.palette import Cell, Palette, Row, Rows, Style
+from monitor.charts.palette import Cell, Palette, Row, Rows, Style, shared_cell
 from operant.text import cells as cells_of
 
 Piece = tuple[str, Style]
@@ -19,14 +19,14 @@ def blank(width: int, height: int) -> Rows:
     return [(EMPTY,) * width] * height
 
 
-@lru_cache(4096)
+@lru_cache(512)
 def styled(text: str, style: Style) -> Row:
     """Convert text to cells, one per character. A character that is not printable or not one cell wide becomes "?", so
     that columns stay aligned.
     """
     if not (text.isascii() and text.isprintable()):
         text = "".join(character if character.isprintable() and cells_of(character) == 1 else "?" for character in text)
-    return tuple(Cell(character, style) for character in text)
+    return tuple(shared_cell(character, style) for character in text)
 
 
 def line(pieces: Iterable[Piece], width: int, rest: Cell = EMPTY) -> Row:

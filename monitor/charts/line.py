@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
-from monitor.charts.palette import STYLE_OF, Cell, Row, Style
+from monitor.charts.palette import STYLE_OF, Cell, Row, Style, shared_cell
 from operant.text import cells, safe
 
 _LONGEST_CELLS = 2000
@@ -120,11 +120,11 @@ def row_of(line: Line) -> Row:
     return tuple(row)
 
 
-@lru_cache(4096)
+@lru_cache(512)  # about a screen of pieces
 def _cells_of(piece: Piece) -> Row:
     """Cells of a text piece. Cached, so that equal cells are usually the same object, which compares fast."""
     style = Style(piece.fore, piece.back, piece.bold, piece.action)
-    return tuple(Cell(character, style) for character in characters(piece.text))
+    return tuple(shared_cell(character, style) for character in characters(piece.text))
 
 
 def of_cells(row: Row) -> Line:

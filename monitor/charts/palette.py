@@ -7,6 +7,7 @@ blindness.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import NamedTuple
@@ -39,6 +40,12 @@ class Cell(NamedTuple):
 
     character: str
     style: Style
+
+
+@functools.lru_cache(4096)
+def shared_cell(character: str, style: Style) -> Cell:
+    """Cell, usually the same object for equal arguments: many texts take little memory, and cells compare fast."""
+    return Cell(character, style)
 
 
 STYLE_OF: Callable[[Cell], Style] = operator.itemgetter(1)

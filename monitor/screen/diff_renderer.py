@@ -64,7 +64,7 @@ class DiffRenderer:
         return pen.text(y, x, moved=moved)
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(512)  # the parts of a screen; each has about 1 kB
 def _parsed(part: str) -> tuple[str, str, list[str]] | None:
     """Parameters and command of a control sequence, and the text after it as one string per cell; None for a sequence
     of another kind. Cached, since most repeat.

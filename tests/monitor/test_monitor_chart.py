@@ -9,16 +9,17 @@ import itertools
 import math
 import random
 import re
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual.app import App
 
-from monitor.charts import metric_text
+from monitor.charts import Piece, metric_text, row_of
 from monitor.charts.braille import ColumnCache, Plot, bridged, draw_plot
 from monitor.charts.canvas import changed_runs
-from monitor.charts.cells import justified, line, text_of
+from monitor.charts.cells import justified, line, styled, text_of
 from monitor.charts.chart import Chart, ChartData, ChartMark, ChartState, Layout, draw_chart, y_labels
 from monitor.charts.palette import (
     ASCII,
@@ -707,6 +708,27 @@ def test_the_diff_renderer_brings_the_screen_to_what_it_should_be_in_fewer_bytes
     assert renderer.shorten(update) == "", "nothing changed"
     renderer.forget()
     assert renderer.shorten(update), "everything is written again"
+
+
+def test_texts_that_change_take_bounded_memory():
+    """Numbers change for days: ten minutes of them took 18 MB."""
+    renderer = DiffRenderer()
+
+    def draw(first):
+        for k in range(first, first + 3000):
+            row_of((Piece(f"{k:040d}"),))
+            styled(f"{k:040d}", Style("text"))
+            renderer.shorten(f"\x1b[1;1H{k:040d}")
+
+    tracemalloc.start()
+    try:
+        draw(0)
+        before, _ = tracemalloc.get_traced_memory()
+        draw(3000)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert before < 2e6 and after - before < 1e5
 
 
 def test_the_diff_renderer_passes_what_it_does_not_know():
