@@ -218,7 +218,10 @@ def unpause(run: RunName, root: RootOption = None) -> None:
 
 @app.command()
 def checkpoint(run: RunName, root: RootOption = None) -> None:
-    """Save a checkpoint now and print its path."""
+    """Save a checkpoint now and print its path.
+
+    A run also saves one every checkpoint.every iterations, and when the last one is checkpoint.seconds (60) old.
+    """
     found, text = _ask(run, "checkpoint", root)
     if not _CHECKPOINT.fullmatch(text):
         raise OperantError(f"{safe(found.id)}: {text}")
