@@ -211,6 +211,7 @@ def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dim
     """Settings and search space from `table`, the section `[sweep]`. Raises ConfigError with all problems, which are
     added to `written`.
     """
+    written.raise_problems()  # invalid TOML has no sections
     if not isinstance(table, dict) or not table:
         example = "algo.learning_rate = {log = [1e-4, 1e-2]}"
         raise ConfigError(written.title, [f"no [sweep] section with keys to search, such as {example}"])

@@ -184,6 +184,10 @@ def test_a_damaged_journal_is_a_sentence(here, tmp_path, journal):
     (folder / "journal.log").write_text(journal)
     done = here("show", folder)
     assert (done.code == 0 and "0 of 2 trials" in done.out) or "journal.log is damaged" in done.err, done.err
+    text = (folder / "sweep.toml").read_text()
+    (folder / "sweep.toml").write_text(text + "[sweep\n")
+    assert "not valid TOML" in here("show", folder).err
+    (folder / "sweep.toml").write_text(text)
     os.unlink(folder / "journal.log")
     os.mkfifo(folder / "journal.log")
     assert "no regular file" in here("show", folder).err
