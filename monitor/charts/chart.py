@@ -43,6 +43,7 @@ class ChartData(NamedTuple):
     marks: Sequence[ChartMark] = ()
     x_left: str = ""
     x_right: str = ""
+    x_unit: str = ""  # after x_left where there is space
     log_y: bool = False
     cursor: int | None = None  # index into points
     reading: str = ""  # value at the cursor; replaces trend and best
@@ -178,8 +179,12 @@ def _x_axis(data: ChartData, layout: Layout, glyphs: Glyphs) -> list[Cell | None
     for index in broken:
         cells[layout.gutter + index // 2] = _mark_cell("not_finite", glyphs)
     style = Style("dim")
-    if data.x_left and len(data.x_left) + 2 <= max(layout.gutter, width // 3):
-        cells[: len(data.x_left) + 2] = styled(f" {data.x_left} ", style)
+    # The unit stands at the left end, where there are fewer marks.
+    with_unit = f"{data.x_left} {data.x_unit}".rstrip()
+    for text in (with_unit, data.x_left) if data.x_left else ():
+        if len(text) + 2 <= max(layout.gutter, width // 3):
+            cells[: len(text) + 2] = styled(f" {text} ", style)
+            break
     if data.x_right and len(data.x_right) + 2 <= width // 2:
         cells[-len(data.x_right) - 2 :] = styled(f" {data.x_right} ", style)
     return cells

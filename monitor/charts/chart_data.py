@@ -97,6 +97,7 @@ def chart_data(series: Series, context: ChartContext, columns: int) -> ChartData
         marks=_marks(context.marks, view.axis, first, last, context.until),
         x_left=metric_text.axis_text(view.axis, first),
         x_right=metric_text.axis_text(view.axis, last),
+        x_unit=metric_text.axis_unit(view.axis),
         cursor=cursor,
         reading="" if cursor is None or view.inspected != series.name else _reading(points, cursor, context, second),
         target=context.target if series.unit == "reward" else None,

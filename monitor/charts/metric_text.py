@@ -74,6 +74,11 @@ def axis_text(axis: Axis, x: float) -> str:
     return duration(x) if axis == "wall" else count(x)
 
 
+def axis_unit(axis: Axis) -> str:
+    """Unit of the x axis; a duration has none."""
+    return {"step": "steps", "iteration": "iterations"}.get(axis, "")
+
+
 def cursor_text(axis: Axis, x: float, point: Point | None, unit: str = "") -> str:
     """Format the value at the inspection cursor: `at 212 M 0.44 (0.41 to 0.47)`, with a remark if some values were not
     finite.

@@ -108,7 +108,7 @@ def figures(model: Model, width: int, height: int) -> list[Line]:
     first = next((position for position, figure in enumerate(figures, 1) if figure.kind == "rate"), 0)
     slots = [_slot(figure, detailed=position == 0) for position, figure in enumerate(figures[:first])]
     if progress.iterations is not None:
-        rate = f" @ {number(progress.iterations_per_s)}/s" if progress.iterations_per_s is not None else ""
+        rate = f" {number(progress.iterations_per_s)} it/s" if progress.iterations_per_s is not None else ""
         slots.append(
             [
                 Piece("iteration ", "dim"),

@@ -111,7 +111,10 @@ class Trainer:
         if start is not None:
             salvage(history_path, metrics_path)
         # The specs are written before the metrics file, whose readers need them.
-        runs.write_specs(folder, specs_for(self.algo, team.exchange))
+        due = min(config.eval.every * self.algo.steps_per_iteration, config.run.steps)
+        awaited = f"the first evaluation comes after {due:,} steps" if due else "no evaluations: eval.every = 0"
+        self._specs = specs_for(self.algo, team.exchange, first_evaluation=awaited)
+        runs.write_specs(folder, self._specs)
         self.writer = Writer(
             metrics_path,
             metrics_for(self.algo, team.exchange),
@@ -373,7 +376,7 @@ class Trainer:
             with contextlib.suppress(MachineError):
                 if self.writer.restore():
                     self.say("metrics.mm had been deleted or replaced and was restored", level="warn", code="file")
-                if runs.write_specs(self.folder, specs_for(self.algo, self.team.exchange), again=True):
+                if runs.write_specs(self.folder, self._specs, again=True):
                     self.say("metrics.json had been deleted and was restored", level="warn", code="file")
 
     def _report_write_errors(self) -> None:

@@ -57,11 +57,12 @@ def _schedule_metric(key: str) -> str:
     return f"schedule/{key.removeprefix('env.')}"
 
 
-def specs_for(algo: Algorithm, exchange: Exchange = SOLO) -> tuple[MetricSpec, ...]:
+def specs_for(algo: Algorithm, exchange: Exchange = SOLO, *, first_evaluation: str = "") -> tuple[MetricSpec, ...]:
     """Metric specs of a run in the order of its metrics file: episodes, evaluation, algorithm, time, memory, ranks,
     tallies.
 
-    Counters are sums over a record's iterations; a history that merges records adds them up.
+    Counters are sums over a record's iterations; a history that merges records adds them up. `first_evaluation`: text
+    of evaluations' charts before the first.
     """
     slower = "slower than the minute before: something else uses this machine, or its clock is held down"
     return (
@@ -81,8 +82,18 @@ def specs_for(algo: Algorithm, exchange: Exchange = SOLO) -> tuple[MetricSpec, .
             explanation="Environment steps a second of training, as the median of the newest records, against that of "
             "the last minute.",
         ),
-        MetricSpec("eval/return", "eval return", "reward", higher_better=True, figure="eval", order=15),
-        MetricSpec("eval/best_return", "best eval return", "reward", higher_better=True, order=130),
+        MetricSpec(
+            "eval/return",
+            "eval return",
+            "reward",
+            higher_better=True,
+            figure="eval",
+            order=15,
+            absent=first_evaluation,
+        ),
+        MetricSpec(
+            "eval/best_return", "best eval return", "reward", higher_better=True, order=130, absent=first_evaluation
+        ),
         *algo.metrics,
         *(
             MetricSpec(_schedule_metric(key), key.rpartition(".")[2].replace("_", " "), order=125)

@@ -287,6 +287,7 @@ def test_inline_trains_here(here, tmp_path):
         2 * ITERATION,
         7,
     )
+    assert "no evaluations: eval.every = 0" in (the_run(tmp_path).path / "metrics.json").read_text()
 
 
 def test_logs_prints_the_log_of_a_run_in_this_process(here, tmp_path, monkeypatch):
@@ -302,6 +303,12 @@ def test_logs_prints_the_log_of_a_run_in_this_process(here, tmp_path, monkeypatc
         inline(here)
     log = runs.resolve("latest", *runs.scope()).log_path.read_text()
     assert log.startswith("operant: session started ") and "RuntimeError: the sky fell" in log
+
+
+def test_a_chart_without_evaluations_says_when_the_first_comes(here, tmp_path):
+    assert inline(here, f"run.steps={4 * ITERATION}", "eval.every=3", "eval.episodes=2").code == 0
+    metrics = json.loads((the_run(tmp_path).path / "metrics.json").read_text())
+    assert f"the first evaluation comes after {3 * ITERATION:,} steps" in json.dumps(metrics)
 
 
 def test_a_target_ends_the_run(here, tmp_path):

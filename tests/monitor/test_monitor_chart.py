@@ -787,3 +787,9 @@ def test_units_and_cursor_texts():
     assert metric_text.cursor_text("step", 212e6, Point(0.41, 0.44, 0.47)) == "at 212 M  0.44 (0.41 to 0.47)"
     assert metric_text.cursor_text("wall", 161.0, Point(1.0, 1.0, 1.0, True)) == "at 0:02:41  1  not finite: !"
     assert metric_text.cursor_text("iteration", 5.0, None) == "at 5  no value"
+
+
+def test_the_x_axis_has_its_unit_where_there_is_space():
+    data = ChartData("return", "1", points=[Point(1.0, 1.0, 1.0)] * 80, x_left="0", x_right="9 M", x_unit="steps")
+    last = {width: text_of(draw_chart(data, width, 8, DARK, ChartState()))[-1] for width in (40, 16)}
+    assert " 0 steps " in last[40] and " 9 M " in last[40] and "steps" not in last[16] and " 0 " in last[16]
