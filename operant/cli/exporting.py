@@ -101,7 +101,19 @@ def export_policy(
     if target.suffix != policy.ENDINGS[to]:
         raise UsageError(f"--out is {safe(target, 200)!r}; with --to {to} it must end in {policy.ENDINGS[to]}")
     check_free(target, force)
-    made = policy.write(loaded.policy, loaded.config.params, target, to)
+    import torch
+
+    from operant import __version__
+
+    about = {
+        "run": loaded.id,
+        "checkpoint": str(loaded.checkpoint),
+        "step": str(loaded.step),
+        "environment": loaded.config.environment.name,
+        "operant": __version__,
+        "torch": str(torch.__version__),
+    }
+    made = policy.write(loaded.policy, loaded.config.params, target, to, about=about)
     source = {"id": loaded.id, "checkpoint": loaded.checkpoint, "step": loaded.step}
     document = {"schema": 1, **source, "format": to, "bytes": target.stat().st_size, **made._asdict()}
     if as_json:

@@ -2,8 +2,8 @@
 it.
 
 Reads the run's files as any viewer does: a network or disk failure here does not affect the trainer. Every row is one
-record: `session` and `n` (counters of a run's trainers and their records), `step`, `time` (seconds since 1970), and one
-column for each metric, empty where it has no value.
+record: `session` and `n` (counters of a run's trainers and their records), `step`, `time` (seconds since 1970),
+`seconds` of training, without pauses, and one column for each metric, empty where it has no value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from operant import runs
 from operant.errors import MachineError, NotFoundError
-from operant.runs import Chunk, Run, Stream
+from operant.runs import Chunk, Clock, Run, Stream
 from operant.text import safe
 
 FILES: Final = {"csv": ".csv", "parquet": ".parquet"}
@@ -28,7 +28,7 @@ FILES: Final = {"csv": ".csv", "parquet": ".parquet"}
 
 TRACKERS: Final = ("tensorboard", "wandb", "mlflow")
 
-KEYS: Final = ("session", "n", "step", "time")
+KEYS: Final = ("session", "n", "step", "time", "seconds")
 _PERIOD_S = 1.0
 
 
@@ -126,11 +126,12 @@ def names_of(run: Run, *, wait: bool) -> list[str]:
         stream.close()
 
 
-def _rows(chunk: Chunk, names: Sequence[str]) -> Iterator[list[Any]]:
+def _rows(chunk: Chunk, names: Sequence[str], clock: Clock) -> Iterator[list[Any]]:
     columns = [chunk.columns.get(name) for name in names]
-    for k, (n, step, time_ns) in enumerate(zip(chunk.n, chunk.step, chunk.realtime_ns, strict=True)):
+    keys = zip(chunk.n, chunk.step, chunk.realtime_ns, clock.seconds(chunk), strict=True)
+    for k, (n, step, time_ns, seconds) in enumerate(keys):
         values = (None if column is None or math.isnan(column[k]) else column[k] for column in columns)
-        yield [chunk.session, n, step, time_ns / 1e9, *values]
+        yield [chunk.session, n, step, time_ns / 1e9, seconds, *values]
 
 
 def _new(chunk: Chunk, names: Sequence[str]) -> list[str]:
@@ -144,7 +145,7 @@ class CsvFile:
     """
 
     def __init__(self, path: Path, names: Sequence[str], *, follow: bool) -> None:
-        self.where, self._path, self._names = str(path), path, list(names)
+        self.where, self._path, self._names, self._clock = str(path), path, list(names), Clock()
         self._temporary = path if follow else path.with_name(f".{path.name}-{os.getpid()}")
         with _opening(self._temporary, path):
             self._file = self._temporary.open("w", newline="", encoding="utf-8")
@@ -156,7 +157,7 @@ class CsvFile:
         if new := _new(chunk, self._names):
             self._widen(new)
         self._writer.writerows(
-            [("" if value is None else repr(value)) for value in row] for row in _rows(chunk, self._names)
+            [("" if value is None else repr(value)) for value in row] for row in _rows(chunk, self._names, self._clock)
         )
         self._file.flush()
 
@@ -202,6 +203,7 @@ class ParquetFile:
         from pyarrow import parquet
 
         self.where, self._path, self._names, self._arrow, self._parquet = str(path), path, list(names), pyarrow, parquet
+        self._clock = Clock()
         self._temporary = path.with_name(f".{path.name}-{os.getpid()}")
         with _opening(self._temporary, path):
             self._open()
@@ -213,6 +215,7 @@ class ParquetFile:
             ("n", arrow.uint64()),
             ("step", arrow.uint64()),
             ("time", arrow.float64()),
+            ("seconds", arrow.float64()),
         ]
         self._schema = arrow.schema([*fixed, *((name, arrow.float64()) for name in self._names)])
         self._writer = self._parquet.ParquetWriter(str(self._temporary), self._schema)
@@ -227,7 +230,7 @@ class ParquetFile:
             for name in new:
                 before = before.append_column(name, self._arrow.nulls(len(before), self._arrow.float64()))
             self._writer.write_table(before)
-        columns = zip(*_rows(chunk, self._names), strict=True)
+        columns = zip(*_rows(chunk, self._names, self._clock), strict=True)
         self._writer.write_table(self._arrow.table([list(column) for column in columns], schema=self._schema))
 
     def close(self, complete: bool) -> None:

@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -91,9 +91,12 @@ def names(actor: Actor) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return inputs, ("action", *(f"next_state_{k}" for k in range(states)))
 
 
-def write(actor: Actor, params: Any, path: Path, target: str, *, steps: int = STEPS) -> Exported:
+def write(
+    actor: Actor, params: Any, path: Path, target: str, *, steps: int = STEPS, about: Mapping[str, str] | None = None
+) -> Exported:
     """Write the policy of an actor on the CPU to `path` in the format `target`, a key of `ENDINGS`, and check the file
-    on `steps` steps of 5 lanes. `params`: constants of the environment.
+    on `steps` steps of 5 lanes. `params`: constants of the environment. `about`: metadata of an ONNX or safetensors
+    file.
 
     Raises MachineError for a missing package or a file that cannot be written, OperantError for a policy that the
     format does not support or a file whose actions differ. `path` is then unchanged.
@@ -103,7 +106,8 @@ def write(actor: Actor, params: Any, path: Path, target: str, *, steps: int = ST
         traced = _trace(actor)
         temporary = path.with_name(f".{path.stem}-{os.getpid()}{ENDINGS[target]}")
         try:
-            save(traced, actor, temporary)
+            save(traced, actor, temporary, dict(about or {}))
+            temporary.chmod(0o666 & ~_umask())
             run = load(temporary)
             check = _check(actor, params, traced, run, steps)
             if check.difference > TOLERANCE:
@@ -166,13 +170,14 @@ def _quiet() -> Iterator[None]:
 # FORMATS: save, and load without Operant
 
 
-def _save_onnx(traced: torch.export.ExportedProgram, actor: Actor, path: Path) -> None:
+def _save_onnx(traced: torch.export.ExportedProgram, actor: Actor, path: Path, about: dict[str, str]) -> None:
     _require("onnx", "onnxscript", "onnxruntime")
     inputs, outputs = names(actor)
     model = torch.onnx.export(
         traced, input_names=inputs, output_names=outputs, dynamo=True, verbose=False, external_data=False
     )
     assert model is not None
+    model.model.metadata_props.update(about)
     model.save(str(path), external_data=False)
 
 
@@ -184,7 +189,7 @@ def _load_onnx(path: Path) -> Runner:
     return lambda arrays: session.run(None, dict(zip(inputs, arrays, strict=True)))
 
 
-def _save_pt2(traced: torch.export.ExportedProgram, actor: Actor, path: Path) -> None:
+def _save_pt2(traced: torch.export.ExportedProgram, actor: Actor, path: Path, about: dict[str, str]) -> None:
     torch.export.save(traced, str(path))
 
 
@@ -193,20 +198,20 @@ def _load_pt2(path: Path) -> Runner:
     return lambda arrays: [part.numpy() for part in module(*map(torch.from_numpy, arrays))]
 
 
-def _save_numpy(traced: torch.export.ExportedProgram, actor: Actor, path: Path) -> None:
+def _save_numpy(traced: torch.export.ExportedProgram, actor: Actor, path: Path, about: dict[str, str]) -> None:
     steps, arrays = _program(traced, actor)
     with path.open("wb") as file:
         np.savez(file, allow_pickle=False, **{program.PROGRAM: np.array(json.dumps(steps)), **arrays})
 
 
-def _save_safetensors(traced: torch.export.ExportedProgram, actor: Actor, path: Path) -> None:
+def _save_safetensors(traced: torch.export.ExportedProgram, actor: Actor, path: Path, about: dict[str, str]) -> None:
     from safetensors.numpy import save_file
 
     steps, arrays = _program(traced, actor)
     save_file(
         {name: np.ascontiguousarray(array) for name, array in arrays.items()},
         str(path),
-        {program.PROGRAM: json.dumps(steps)},
+        {**about, program.PROGRAM: json.dumps(steps)},
     )
 
 
@@ -221,13 +226,23 @@ def _load_program(path: Path) -> Runner:
 
 
 _FORMATS: Final[
-    dict[str, tuple[Callable[[torch.export.ExportedProgram, Actor, Path], None], Callable[[Path], Runner]]]
+    dict[
+        str,
+        tuple[Callable[[torch.export.ExportedProgram, Actor, Path, dict[str, str]], None], Callable[[Path], Runner]],
+    ]
 ] = {
     "onnx": (_save_onnx, _load_onnx),
     "pt2": (_save_pt2, _load_pt2),
     "safetensors": (_save_safetensors, _load_program),
     "numpy": (_save_numpy, _load_program),
 }
+
+
+def _umask() -> int:
+    """Bits that the mode of a new file lacks. Some formats' writers make files that only their owner can read."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _require(*packages: str) -> None:

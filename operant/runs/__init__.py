@@ -86,7 +86,7 @@ from operant.runs.states import (
     target_reached,
     target_remark,
 )
-from operant.runs.stream import Columns, Stream, columns
+from operant.runs.stream import Clock, Columns, Stream, columns
 
 __all__ = [
     "BOOKKEEPING",
@@ -107,6 +107,7 @@ __all__ = [
     "UNORDERED",
     "Assessment",
     "Chunk",
+    "Clock",
     "Columns",
     "Evaluations",
     "Event",

@@ -106,7 +106,7 @@ def columns(run: Run) -> Columns:
     """All records of a run so far, as columns. Never raises for the content of files."""
     stream = Stream(run)
     result = Columns(array("Q"), array("Q"), array("Q"), array("d"), array("d"), array("I"), {})
-    clock = _Clock()
+    clock = Clock()
     try:
         for chunk in stream.poll():
             before, rows = len(result.n), len(chunk.n)
@@ -127,7 +127,7 @@ def columns(run: Run) -> Columns:
     return result._replace(metrics={name: result.metrics[name] for name in names})
 
 
-class _Clock:
+class Clock:
     """Converts times of records to seconds of training, without the time between sessions and gaps of more than half a
     minute within one.
     """
@@ -136,6 +136,7 @@ class _Clock:
         self._session, self._last_ns, self._total_s = -1, 0, 0.0
 
     def seconds(self, chunk: Chunk) -> Iterator[float]:
+        """Seconds of training at each record of the next chunk."""
         busy = [column for name, column in chunk.columns.items() if name.startswith(SECONDS)]
         for row, time_ns in enumerate(chunk.boottime_ns):
             took_s = (time_ns - self._last_ns) / 1e9

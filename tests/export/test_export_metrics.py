@@ -72,8 +72,8 @@ def read_csv(path):
 
 def expected_rows(run):
     return [
-        {"session": session, "n": n, "step": step, "time": time, **values}
-        for session, n, step, time, values in history(run)
+        {"session": session, "n": n, "step": step, "time": time, "seconds": seconds, **values}
+        for (session, n, step, time, values), seconds in zip(history(run), runs.columns(run).seconds, strict=True)
     ]
 
 

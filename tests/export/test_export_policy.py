@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 from operant.config import load as configuration
 from operant.config import recipes
@@ -32,7 +33,8 @@ def exported(tmp_path, recipe, target, *words, steps=10, seed=1, scale=0.3):
         actor.tensors()["parameters"].add_(
             scale * torch.randn(actor.tensors()["parameters"].shape, generator=generator)
         )
-    made = policy.write(actor, config.params, tmp_path / f"policy{policy.ENDINGS[target]}", target, steps=steps)
+    file, about = tmp_path / f"policy{policy.ENDINGS[target]}", {"run": "small", "step": "7"}
+    made = policy.write(actor, config.params, file, target, steps=steps, about=about)
     return actor, made
 
 
@@ -55,6 +57,16 @@ def inputs(actor, batch):
 def chosen(actor, given):
     observation, *legal = (torch.from_numpy(array).t() for array in given)
     return actor.act(observation, actor.initial_state(len(given[0])), None, *legal)[0].t().numpy()
+
+
+def test_an_onnx_file_holds_its_origin_and_is_readable_like_any_new_file(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    _, made = exported(tmp_path, "cartpole", "onnx", "net.hidden=[8]")
+    metadata = onnxruntime.InferenceSession(str(made.path)).get_modelmeta().custom_metadata_map
+    assert (metadata["run"], metadata["step"]) == ("small", "7")
+    (tmp_path / "new").touch()
+    assert made.path.stat().st_mode == (tmp_path / "new").stat().st_mode
 
 
 KINDS = [
@@ -240,6 +252,11 @@ def test_the_command_writes_a_runs_policy_and_a_program_that_uses_it(here, tmp_p
         json.loads(told.out)["inputs"] == ["observation"]
         and (tmp_path / "a.safetensors").stat().st_size == json.loads(told.out)["bytes"]
     )
+    with safe_open(tmp_path / "a.safetensors", framework="np") as file:
+        about = file.metadata()
+    step = str(json.loads(told.out)["step"])
+    assert (about["run"], about["step"], about["environment"]) == ("small", step, "cartpole") and about["operant"]
+    assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "small.npz").stat().st_mode
     assert here("export", "policy", "small", "--to", "tflite").code == 2
     assert here("export", "policy", "small", "--to", "onnx", "--out", "a.npz").code == 2
     assert here("export", "policy", "none-such").code == 3
