@@ -217,6 +217,8 @@ class Game:
 
     def _prompt(self) -> str:
         """Text of the screen's bottom line unless there is a message."""
+        if self._helping:
+            return f"{self._title}   any key closes the list of keys"
         if self._board is not None and self._turns:
             passes = ", x passes" if len(self._board.help()) > 2 else ""
             return (
@@ -239,5 +241,5 @@ class Game:
             if isinstance(env.action, Discrete) and env.action.n <= 10:
                 lines.append(Key((f"0-{env.action.n - 1}",), "action by number"))
         lines += [Key(("p",), "pause"), Key(("r",), "restart"), Key(("q", "esc"), "quit")]
-        left = [" ".join(line.keys) for line in lines]
+        left = [", ".join(line.keys) for line in lines]
         return [f"{keys.ljust(max(map(len, left)))}  {line.meaning}" for keys, line in zip(left, lines, strict=True)]

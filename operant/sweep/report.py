@@ -213,7 +213,7 @@ def plots(plan: Plan, search: study.Study) -> list[Path] | str:
 
 
 def _progress(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
-    from matplotlib.ticker import LogLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator
 
     best: list[float] = []
     for trial in complete:
@@ -222,6 +222,7 @@ def _progress(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -
     axes.plot(numbers, [trial.values[0] for trial in complete], "o", color=_COLOURS[7], ms=3, label="trial")
     axes.step(numbers, best, where="post", color=_COLOURS[0], label="best so far")
     axes.set(xlabel="trial", ylabel=_UNITS[plan.settings.objective], title=plan.name)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if not plan.maximize:  # trials that missed the target are far above the others
         axes.set(yscale="log", ylabel="seconds to the target, × 10 where missed")
         axes.yaxis.set(major_formatter="{x:g}", minor_formatter="{x:g}", minor_locator=LogLocator(subs=(2, 5)))
@@ -280,17 +281,24 @@ def _parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -
             else [f"{dimension.low:g}", f"{dimension.high:g}"]
         )
         for y, end in zip((0.0, 1.0), ends, strict=True):
-            axes.text(column, y, f" {end}", va="center", fontsize=7)
-    axes.text(len(plan.space), 0.0, f" {number(low)}", va="center", fontsize=7)
-    axes.text(len(plan.space), 1.0, f" {number(high)}", va="center", fontsize=7)
+            _end_label(axes, column, y, end)
+        axes.axvline(column, color="#BBBBBB", lw=0.6, zorder=0)
+    for y, value in ((0.0, low), (1.0, high)):
+        _end_label(axes, len(plan.space), y, number(value))
+    axes.axvline(len(plan.space), color="#BBBBBB", lw=0.6, zorder=0)
     axes.set_xticks(
         [*range(len(plan.space) + 1)],
         [*(dimension.key for dimension in plan.space), plan.settings.objective],
         rotation=20,
         ha="right",
     )
-    axes.set(ylim=(-0.05, 1.05), yticks=[], title=plan.name)
+    axes.set(ylim=(-0.12, 1.12), yticks=[], title=plan.name)
     return True
+
+
+def _end_label(axes: Any, column: int, y: float, text: str) -> None:
+    """Label an end of a parallel coordinate, below or above the lines that meet there."""
+    axes.text(column, y + (0.03 if y else -0.03), text, ha="center", va="bottom" if y else "top", fontsize=7)
 
 
 def lines(plan: Outline, search: study.Trials, active: Sequence[Any], columns: int) -> list[str]:

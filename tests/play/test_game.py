@@ -121,8 +121,9 @@ def test_an_illegal_key_does_not_stop_the_clock():
 def test_pause_and_help_stop_the_clock():
     score, _, seen = a_game("space", 0.55, "p", 5, "x", 0.5, "?", 5, "q", 0.5, turns=False)
     assert seen.ever("paused: press any key") and score.steps == pytest.approx(15, abs=2)
-    assert seen.ever("right d down s  right") and seen.ever("left a up w     left")
-    assert seen.ever("0-2             action by number") and seen.ever("q esc           quit")
+    assert seen.ever("right, d, down, s  right") and seen.ever("left, a, up, w     left")
+    assert seen.ever(f"{'0-2':17}  action by number") and seen.ever(f"{'q, esc':17}  quit")
+    assert seen.ever("any key closes the list of keys")
     assert not seen.last("paused") and not seen.last("an action by its number")
 
 
@@ -172,7 +173,7 @@ def test_keys_of_ones_own_play_on_a_board():
         and seen.ever("   b5")
         and seen.ever("   e1")
     )
-    assert seen.ever("z".ljust(13) + "b5")
+    assert seen.ever("z".ljust(14) + "b5")
 
 
 def test_actions_without_keys_are_typed():
