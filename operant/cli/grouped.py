@@ -71,7 +71,7 @@ def run(group: Group, *, detach: bool, is_new: bool = False) -> int:
     with presses.counted():
         groups.start(group)
         code = _watch(group, presses, detach=detach)
-    if is_new and not group.runs:
+    if is_new and not (groups.load(group.path) or group).runs:  # read again: a run may have got another id
         groups.remove(group)
     return code
 

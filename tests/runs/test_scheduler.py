@@ -3,6 +3,7 @@
 import pytest
 
 from operant import runs
+from operant.cli import grouped
 from operant.errors import BusyError, OperantError
 from operant.runs import groups, membership, notes, pool, scheduler
 from operant.runs.scheduler import Journal, Scheduler, Trial
@@ -206,6 +207,16 @@ def test_a_group_takes_no_run_of_another_task_into_its_mean(tmp_path, monkeypatc
     runs.update_document(tmp_path / "g.1", request=request | {"resume_overrides": ["run.steps=4M"]})
     row = groups.describe(group)["runs"][0]
     assert (row["id"], row["counts"]) == ("g.1", False) and set(group.runs) == {1, 2} and group.taken == {1: "g.1"}
+
+
+def test_a_new_group_is_kept_if_the_names_of_all_its_runs_are_taken(tmp_path, monkeypatch):
+    """`operant train --seeds` deletes a new group only if it has no run."""
+    group = groups.create(tmp_path, "g", "x", {"overrides": ["algo.gamma=0.9"]}, [1])
+    runs.create(tmp_path, "g.1", "", {"overrides": ["env.name=pendulum"]})
+    monkeypatch.setattr(groups, "start", lambda group: group_runs(group, monkeypatch))
+    grouped.run(group, detach=False, is_new=True)
+    (run,) = groups.load(group.path).runs.values()
+    assert run.id.startswith("g.1-")
 
 
 def test_a_group_from_before_knows_its_runs_by_their_requests(tmp_path):
