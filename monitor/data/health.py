@@ -203,7 +203,9 @@ def _finite(values: Sequence[float]) -> list[float]:
 
 
 class _Rule(NamedTuple):
-    """A metric's threshold with its bounds in the metric's unit."""
+    """Declared threshold of a metric, and the range [low, high) in the metric's unit in which it applies: the threshold's
+    bounds times its reference.
+    """
 
     threshold: Threshold
     low: float

@@ -220,7 +220,7 @@ class RunReader:
     # results
 
     def collect(self, now_s: float) -> RunData:
-        """Current data of the run for `monitor.data.summary`. `now_s` is a monotonic clock."""
+        """Assemble what `poll` last read for `monitor.data.summary`. `now_s`: monotonic clock, for ages and rates."""
         header, look = self.header, self.observation
         boot_ns: int = time.clock_gettime_ns(_BOOTTIME)
         same_boot = (

@@ -86,7 +86,10 @@ class _Wire:
         return messages if all(isinstance(message, dict) for message in messages) else None
 
     def silent_s(self) -> float:
-        """Seconds since the last message, excluding time in which this process was suspended."""
+        """Seconds of silence since `read` was last called, without time in which this process was suspended.
+
+        Call it every tick: each call adds at most two ticks.
+        """
         now_s = time.monotonic()
         self._silent_s += min(now_s - self._looked_s, 2 * _TICK_S)
         self._looked_s = now_s

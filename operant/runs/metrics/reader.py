@@ -340,7 +340,7 @@ class Reader:
 
     def _slots(self, ring: _Section, first: int, head: int, limit: int) -> Iterator[tuple[int, memoryview]]:
         """Yield (number, bytes) of the slots of numbers `first` to `head` - 1 that the ring buffer still holds,
-        unchecked.
+        at most the newest `limit`; not validated (see `_valid`).
         """
         n = max(first, head - ring.slots, head - limit, 0)
         while n < head and ring.slots:

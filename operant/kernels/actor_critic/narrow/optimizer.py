@@ -59,8 +59,9 @@ def _adam_block(offset, mask, grad, parameters, target, scalars, loaded, TARGET:
 
 @triton.jit
 def _row_of(row, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr, IS_ACTOR: tl.constexpr):
-    """Map packed rows to rows of the weight in the flat vector, and their mask. An actor's packed head has means and
-    standard deviations in the action's columns.
+    """Map rows of a layer's packed weight to rows of its weight in the flat vector, and return the mask of those that
+    exist. A Gaussian actor's packed head has SPEC.columns rows of means, then as many of standard deviations, each at
+    its action's index in (observation, action).
     """
     SHAPE: tl.constexpr = NET.layers[LAYER]
     if IS_ACTOR and SHAPE.last:
