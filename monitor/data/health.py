@@ -203,8 +203,8 @@ def _finite(values: Sequence[float]) -> list[float]:
 
 
 class _Rule(NamedTuple):
-    """Declared threshold of a metric, and the range [low, high) in the metric's unit in which it applies: the threshold's
-    bounds times its reference.
+    """Declared threshold of a metric, and the range [low, high) in the metric's unit in which it applies: the
+    threshold's bounds times its reference.
     """
 
     threshold: Threshold

@@ -203,7 +203,7 @@ def shard_function(env: Env, function: Any) -> Any:
 
 
 def _observation_writers(env: Env) -> tuple[Any, Any]:
-    """Make the functions that write a lane's observation and final observation; no-ops for pictures, which other
+    """Make the numba device functions that write a lane's observation and final observation; no-ops for pictures, which other
     kernels draw.
     """
     if env.pixels:
