@@ -128,7 +128,9 @@ class Requests:
             raise StoppedError(f"stopped by {self.stop.by} before the first iteration, with nothing to save") from None
 
     def begin(self) -> None:
-        """Mark the beginning of training: from now on a stop waits for the loop. Raises SystemExit if one is pending."""
+        """Mark the beginning of training: from now on a stop waits for the loop. Raises SystemExit if one is
+        pending.
+        """
         self._starting = False
         if self.stop is not None:  # the SystemExit was lost in a callback from C
             sys.exit(StoppedError.exit_code)

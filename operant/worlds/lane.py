@@ -203,8 +203,8 @@ def shard_function(env: Env, function: Any) -> Any:
 
 
 def _observation_writers(env: Env) -> tuple[Any, Any]:
-    """Make the numba device functions that write a lane's observation and final observation; no-ops for pictures, which other
-    kernels draw.
+    """Make the numba device functions that write a lane's observation and final observation; no-ops for pictures,
+    which other kernels draw.
     """
     if env.pixels:
         return _no_op, _no_op
