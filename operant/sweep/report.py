@@ -282,10 +282,9 @@ def _parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -
         )
         for y, end in zip((0.0, 1.0), ends, strict=True):
             _end_label(axes, column, y, end)
-        axes.axvline(column, color="#BBBBBB", lw=0.6, zorder=0)
     for y, value in ((0.0, low), (1.0, high)):
         _end_label(axes, len(plan.space), y, number(value))
-    axes.axvline(len(plan.space), color="#BBBBBB", lw=0.6, zorder=0)
+    axes.vlines(range(len(plan.space) + 1), 0.0, 1.0, color="#BBBBBB", lw=0.6, zorder=0)
     axes.set_xticks(
         [*range(len(plan.space) + 1)],
         [*(dimension.key for dimension in plan.space), plan.settings.objective],
