@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from operant.training.team import Team
 
 _PAUSE_LOOK_S = 0.05
+_TIMED = 3  # iterations whose ends are timed for `_announce_duration`
+_LONG_S = 600.0  # a longer run on a CPU is announced with its duration
 _SHOWN = {"collect": "rollout"}  # name of an algorithm's phase in the metrics file; others are "update"
 _FILE_LOOK_S = 5.0
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -79,6 +81,7 @@ class Trainer:
 
         # Progress, replaced by that of a checkpoint on a resume.
         self.iteration, self.step = 0, 0
+        self._timed_s: list[float] | None = [] if device.type == "cpu" else None  # ends of the first iterations
         self.best_mean, self.last_evaluation, self._evaluation = float("-inf"), -1, float("nan")
         # Newest scheduled evaluation, the input of schedules; the one at the end of the run may be unscheduled.
         self._score = self._evaluation
@@ -268,6 +271,7 @@ class Trainer:
             self.iteration += 1
             self.step += algo.steps_per_iteration
             self.writer.tick()
+            self._announce_duration()
             evaluates = self.evaluator is not None and self.iteration % config.eval.every == 0
             last = self.evaluator is not None and self.step >= config.run.steps  # evaluated below
             if not_finite := meters.after(self.step, evaluation_follows=evaluates or last):
@@ -287,6 +291,24 @@ class Trainer:
             f"target {config.run.target:g} reached" if solved and config.run.target is not None else "all steps done"
         )
         self.say(f"finished: {reached} after {self.step:,} steps")
+
+    def _announce_duration(self) -> None:
+        """On a CPU, report once how long a run will take that takes long: by two iterations, after the first, which
+        compiles, and off-policy after those that only collect.
+        """
+        if self._timed_s is None or self.step <= getattr(self.config.algo, "learning_starts", 0):
+            return
+        now_s = time.monotonic()
+        self._timed_s.append(now_s)
+        if len(self._timed_s) < _TIMED:
+            return
+        each_s, self._timed_s = (now_s - self._timed_s[0]) / (_TIMED - 1), None
+        left_s = (self.config.run.steps - self.step) / self.algo.steps_per_iteration * each_s
+        if left_s > _LONG_S:
+            self.say(
+                f"{self.config.run.steps:,} steps take about {text.duration(left_s)} on this CPU, at the speed of the "
+                "first iterations: a GPU is many times faster, run.steps trains for fewer"
+            )
 
     def _serve_requests(self) -> None:
         """Serve pending requests between two iterations; blocks while paused."""

@@ -311,6 +311,15 @@ def test_a_chart_without_evaluations_says_when_the_first_comes(here, tmp_path):
     assert f"the first evaluation comes after {3 * ITERATION:,} steps" in json.dumps(metrics)
 
 
+@pytest.mark.parametrize("longest_s", [0.0, 600.0])
+def test_a_long_run_on_a_cpu_says_early_how_long_it_takes(here, tmp_path, monkeypatch, caplog, longest_s):
+    monkeypatch.setattr(loop, "_LONG_S", longest_s)
+    with caplog.at_level(logging.INFO):
+        assert inline(here, f"run.steps={6 * ITERATION}").code == 0
+    told = [line for line in caplog.messages if f"{6 * ITERATION:,} steps take about 0:00:0" in line]
+    assert len(told) == (longest_s == 0.0) and all("a GPU is many times faster" in line for line in told)
+
+
 def test_a_target_ends_the_run(here, tmp_path):
     assert (
         inline(here, "run.steps=1M", "eval.every=2", "eval.episodes=4", "run.target=1", "run.record_hz=1000").code == 0
