@@ -156,6 +156,8 @@ def remove(run: Run) -> None:
         os.rename(run.path, trash)
     except OSError as error:
         raise MachineError(f"cannot remove {display_path(run.path)} ({error.strerror})") from None
+    with contextlib.suppress(OSError):
+        forget(run.path)
     shutil.rmtree(trash, ignore_errors=True)
 
 
@@ -198,6 +200,16 @@ def is_indexed(run: Run) -> bool:
     with contextlib.suppress(OSError):
         return os.path.samefile(os.readlink(folder / f"{created_ns:020d}-{run.path.name}"), run.path)
     return False
+
+
+def forget(folder: Path) -> None:
+    """Remove a folder's entries from the user's index: what is put there later is not known to be the user's. Raises
+    OSError.
+    """
+    index, real = _index_folder(), os.path.realpath(folder)
+    for name, _, target in [*_index(), *_index(_RECORD)]:
+        if index is not None and os.path.realpath(target) == real:
+            (index / name).unlink(missing_ok=True)
 
 
 def add_to_index(folder: Path, content: bytes) -> None:

@@ -96,6 +96,7 @@ def restore(path: Path, root: Path, confirm: Callable[[str], None]) -> Run:
                 _unpack(archive, member, temporary)
         if runs.load(temporary / id_) is None:
             raise BadFileError(f"{runs.display_path(path)} is not an archive of a run: run.json is missing")
+        runs.forget(root / id_)  # an entry may be left of a run that was there
         os.rename(temporary / id_, root / id_)
     except OSError as error:
         if isinstance(error, gzip.BadGzipFile):

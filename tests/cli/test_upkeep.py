@@ -169,6 +169,18 @@ def test_an_archive_comes_back_as_it_was(three, here, tmp_path):
     )
 
 
+@pytest.mark.parametrize("by_command", [True, False], ids=["rm", "deleted by other means"])
+def test_a_restored_run_is_not_trusted_in_the_folder_of_a_deleted_own_run(three, here, tmp_path, by_command):
+    folder = tmp_path / "runs" / "one"
+    here("archive", "one")
+    assert runs.is_indexed(runs.load(folder))
+    if by_command:
+        here("rm", "one", "--yes")
+    else:
+        shutil.rmtree(folder)
+    assert here("restore", "one.tar.gz").out == "runs/one\n" and not runs.is_indexed(runs.load(folder))
+
+
 def test_a_live_run_is_not_archived(here, started):
     live = started("forever")
     assert here("archive", live.id).code == 6
