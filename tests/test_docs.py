@@ -114,6 +114,7 @@ class Links(HTMLParser):
         self.anchors |= {found[name] for name in ("id", "name") if found.get(name)}
 
 
+@pytest.mark.slow
 def test_site_builds_and_every_link_resolves(tmp_path):
     pytest.importorskip("material")
     words = [

@@ -38,11 +38,7 @@ def by_name(names: Any, plain: Any = None) -> list[Any]:
 
     def marks(name: str) -> Any:
         return (
-            pytest.mark.soak
-            if name in RARELY
-            else pytest.mark.compile
-            if plain is not None and name not in plain
-            else ()
+            pytest.mark.soak if name in RARELY else pytest.mark.slow if plain is not None and name not in plain else ()
         )
 
     return [pytest.param(name, marks=marks(name)) for name in names]

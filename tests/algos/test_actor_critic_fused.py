@@ -126,6 +126,7 @@ def words(case):
     return dict(zip(("name", "env", "net", "algo"), CASES[case], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cases",
     [(1, 3, 5, 9, 11, 14), pytest.param((0, 2, 4, 6, 7, 8, 10, 12, 13), marks=pytest.mark.soak)],
@@ -139,6 +140,7 @@ def test_whole_iterations_equal_the_torch_paths(cases):
         )
 
 
+@pytest.mark.slow
 def test_layer_normalization_of_a_large_mean_is_accurate():
     """A mean of a thousand standard deviations: in float32 its square leaves no digits for the variance."""
     (differences,) = interpreted([("large_mean", words(3))], "actor_critic_interpreted")
@@ -219,7 +221,7 @@ def most_shared(architecture, made, precision):
 
 
 @needs_compiler
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "env", "precision", "net", "algo"),
     [
@@ -234,7 +236,7 @@ def test_kernels_compile(make, env, precision, net, algo):
 
 
 @needs_compiler
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "layer_norm", "hidden", "own"),
     [
@@ -282,7 +284,7 @@ def test_kernels_of_wide_networks_compile(precision, layer_norm, hidden, own):
 
 
 @needs_compiler
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "critic", "hidden"),
     [

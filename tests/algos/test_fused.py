@@ -170,7 +170,7 @@ def no_record(terms, column, parameters, update, SPEC: triton.language.constexpr
 
 
 @needs_compiler
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_the_exchange_compiles(ranks):
     from operant.compute.exchange import Link
@@ -650,7 +650,7 @@ BROAD_TF32 = "per-layer block_m=128 block_n=128 block_k=32 warps=8 stages=3 chun
 
 
 @needs_compiler
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "env", "precision", "net", "shape"),
     [
@@ -693,7 +693,7 @@ def test_muons_step_is_that_of_torch(half):
 
 
 @needs_compiler
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "half"), [(75, False), (90, True)])
 def test_muons_step_compiles(architecture, half):
     from operant.kernels.muon import Matrices

@@ -108,7 +108,7 @@ def pqn_launches(env, precision, net, shape):
 
 
 @needs_compiler
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "precision", "net", "shape"),
     [
@@ -161,7 +161,7 @@ def board_launches(game, precision, lanes, **config):
 
 
 @needs_compiler
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("game", "precision"),
     [
@@ -308,7 +308,7 @@ def test_unsupported_dqn_is_reported_with_a_reason(net, config, problem):
 
 
 @needs_compiler
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "precision", "net", "config"),
     [

@@ -44,6 +44,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 def test_rounded_torch_rounds_as_the_kernels():
     """The remaining difference, due to the order of sums, is small compared with the effect of rounding."""
     cases = [

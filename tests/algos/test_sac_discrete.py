@@ -71,6 +71,7 @@ def test_only_legal_actions_are_sampled():
     assert algo.world.ended_tallies.sum().item() == 0.0
 
 
+@pytest.mark.slow
 def test_cartpole_is_solved_and_a_resume_continues_bit_for_bit():
     def made(**keys):
         config = SAC.Config(

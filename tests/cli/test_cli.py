@@ -593,6 +593,7 @@ def read_history(folder: Path) -> list[int]:
     return [step for chunk in history.read(folder) for step in chunk.step]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["SIGTERM", "stop"])
 def test_a_paused_run_can_be_stopped(here, tmp_path, end):
     started = operant_process(tmp_path, "train", *SMALL, "run.steps=1G", "eval.every=0", "--detach", "--name", "held")

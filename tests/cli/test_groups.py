@@ -25,6 +25,7 @@ WORDS = (
 )
 
 
+@pytest.mark.slow
 def test_a_group_is_trained_stopped_resumed_and_shown(here, tmp_path):
     command = [sys.executable, "-m", "operant.cli", "train", "--name", "both", "--seeds", "2", "--seed", "7", *WORDS]
     viewer = subprocess.Popen(

@@ -90,6 +90,7 @@ def test_room_is_only_measured_where_it_may_be_short(monkeypatch):
     assert asked == [536_870_912]
 
 
+@pytest.mark.slow
 def test_every_shipped_configuration_passes_its_own_check(here):
     for name in recipes.shipped():
         assert here("config", "check", name).out == "ok\n"

@@ -56,6 +56,7 @@ def records(run: runs.Run) -> list[SimpleNamespace]:
 # WHAT A CHECKPOINT MEANS
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_played_as_it_was_trained_whatever_a_resume_changes(here, tmp_path, caplog):
     assert inline(here, f"run.steps={6 * ITERATION}", *KEEP, "eval.every=3").code == 0
     run = the_run(tmp_path)
@@ -218,6 +219,7 @@ def test_what_a_checkpoint_depends_on_is_compared_with_the_checkpoint(here, tmp_
 # STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("horizon", [4, 64])
 def test_another_horizon_trains_until_the_steps_are_done(here, tmp_path, horizon):
     assert inline(here, f"run.steps={8 * ITERATION}", *KEEP).code == 0
@@ -272,6 +274,7 @@ def test_a_best_one_takes_no_replay_away(here, tmp_path):
     assert len({document["tensor_bytes"] for document in held.values()}) == 1
 
 
+@pytest.mark.slow
 def test_more_steps_do_not_raise_the_learning_rate_again(here, tmp_path, caplog):
     assert inline(here, f"run.steps={8 * ITERATION}", *KEEP, "run.record_hz=1000").code == 0
     run = the_run(tmp_path)
@@ -293,6 +296,7 @@ def test_more_steps_do_not_raise_the_learning_rate_again(here, tmp_path, caplog)
 # WHICH CHECKPOINT
 
 
+@pytest.mark.slow
 def test_a_run_that_was_rewound_goes_on_from_what_came_after_the_rewind(here, tmp_path):
     assert inline(here, f"run.steps={8 * ITERATION}", *KEEP).code == 0
     run = the_run(tmp_path)
@@ -309,6 +313,7 @@ def test_a_run_that_was_rewound_goes_on_from_what_came_after_the_rewind(here, tm
     assert store(run).newest().manifest[1:3] == (3, 8 * ITERATION)
 
 
+@pytest.mark.slow
 def test_of_three_resumes_at_once_one_trains_and_two_are_refused(here, tmp_path):
     assert inline(here, f"run.steps={2 * ITERATION}", *KEEP).code == 0
     run = the_run(tmp_path)

@@ -121,6 +121,7 @@ def test_sigterm_within_a_long_iteration_is_shown_at_once_and_saves_at_its_end(t
     assert f"stopped by SIGTERM at step {described['step']:,}, with a checkpoint" in log
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_a_run_in_this_terminal_at_once(tmp_path, slow):
     command = [sys.executable, "-m", "operant.cli", *WORDS, "--inline"]
     trainer = subprocess.Popen(

@@ -125,6 +125,7 @@ def probe(path: Path, where: str = "cpu") -> dict[str, Any]:
 # FOUND, OR COMPILED ANEW
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("all_threads")
 def test_a_second_process_compiles_nothing_and_comes_to_the_same_bits(rules, count, tmp_path):
     env = rules()
@@ -147,7 +148,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 def test_every_change_is_recompiled(rules, count):
     """Each edit in turn, and then the original rules."""
     digests = [digest(rules(), 8, "cpu")]
@@ -279,7 +280,7 @@ def numbered(*factors: int, same: bool = False) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 def test_cached_functions_of_other_processes_do_not_collide():
     """Call a body from disk, named by another process, and a body of equal names compiled here."""
     assert numbered(1).stdout.split() == ["1", "0"]

@@ -236,7 +236,7 @@ PLAIN = ("cartpole", "masked")  # with every run of the tests, as they take two 
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in PLAIN else pytest.param(name, marks=pytest.mark.compile) for name in WORLDS]
+    "name", [name if name in PLAIN else pytest.param(name, marks=pytest.mark.slow) for name in WORLDS]
 )
 def test_environments_compile_without_float64(name):
     env = WORLDS[name]
@@ -259,7 +259,7 @@ def test_environments_compile_without_float64(name):
         check_ptx(pixels.shade_body(env, world.params), scene, canvas)
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "changing"), [("cartpole", ("force", "gravity")), ("breakout", ("width", "tau"))])
 def test_environments_with_scheduled_parameters_compile_without_float64(name, changing):
     env = envs.find(name)
@@ -268,7 +268,7 @@ def test_environments_with_scheduled_parameters_compile_without_float64(name, ch
         check_ptx(body, world.lanes, world.slot())
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["masked", "with cells", "cartpole"])
 def test_environments_observed_by_pictures_compile_without_float64(name):
     env = with_pixels(
@@ -301,7 +301,7 @@ def test_bodies_compile_without_float64(body):
     check_ptx(body, *GROUPS[body]())
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", ARCHITECTURES[1:], ids=lambda capability: "sm_{}{}".format(*capability))
 def test_one_lowering_serves_all(capability):
     """Equal to a complete compilation for the GPU."""

@@ -211,7 +211,7 @@ def test_environment_parameter_may_be_named_points(tmp_path):
     assert again == loaded and again.params.points == 5 and again.scheduled.keys() == {"env.params.width"}
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 def test_world_steps_with_scheduled_parameters(device):
     """A world whose parameters change is, to the bit, the one that has these values from the beginning."""
@@ -235,7 +235,7 @@ def test_world_steps_with_scheduled_parameters(device):
     assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 def test_a_run_resumed_in_the_middle_of_a_curriculum_ends_in_the_same_bits(tmp_path):
     """By steps, and by what evaluations brought: those of the session before count."""
     over = 8 * ITERATION

@@ -539,6 +539,7 @@ def mean_scores(iterations: int) -> list[float]:
     return [sums[RETURN] / sums[EPISODES] for sums in learnt("breakout", ["env.lanes=480"], iterations)]
 
 
+@pytest.mark.slow
 def test_score_improves_early_with_the_recipe():
     scores = mean_scores(20)
     assert scores[-1] > 4.0 * scores[0] and scores[-1] > 3.0, scores

@@ -296,6 +296,7 @@ def compare(lanes: int, steps: int, late: int) -> dict[str, float]:
     return ended
 
 
+@pytest.mark.slow
 def test_steps_equal_the_reference():
     ended = compare(lanes=64, steps=10_000, late=250)
     assert ended["games"] > 1000 and ended["given_up"] > 50 and ended["reached_2048"] > 100, ended
@@ -483,6 +484,7 @@ def mean_scores(iterations: int) -> list[float]:
     return [sums[TALLIES + rules.SCORE] / sums[EPISODES] for sums in quarters]
 
 
+@pytest.mark.slow
 def test_score_improves_early_with_the_recipe():
     """24 iterations are 370,000 steps. Random play scores 1,100."""
     scores = mean_scores(24)

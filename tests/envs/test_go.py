@@ -808,6 +808,7 @@ def compare(env: envs.Env, lanes: int, steps: int, every: int, finals: bool = Fa
     return happened
 
 
+@pytest.mark.slow
 def test_steps_equal_the_reference():
     happened = compare(envs.find("go"), lanes=64, steps=260, every=16)
     assert min(happened.values()) >= 8, happened
@@ -820,7 +821,7 @@ def test_many_steps_equal_the_reference():
 
 
 @pytest.mark.parametrize(
-    "size", [5, pytest.param(13, marks=pytest.mark.soak), pytest.param(19, marks=pytest.mark.compile)]
+    "size", [5, pytest.param(13, marks=pytest.mark.soak), pytest.param(19, marks=pytest.mark.slow)]
 )
 def test_other_sizes_equal_the_reference(size):
     env = FIVE if size == 5 else rules.go(size)

@@ -201,7 +201,7 @@ def test_many_steps_equal_the_package(name, sticky, ramping):
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "minatar_breakout" else pytest.param(name, marks=pytest.mark.compile) for name in GAMES]
+    "name", [name if name == "minatar_breakout" else pytest.param(name, marks=pytest.mark.slow) for name in GAMES]
 )
 def test_sticky_action_repeats_the_last_one(name):
     """With sticky = 1 every action is to stay; a new game resets the last action."""

@@ -281,6 +281,7 @@ def compare(lanes: int, steps: int, finals: bool = False) -> dict[str, int]:
     return met
 
 
+@pytest.mark.slow
 def test_steps_equal_the_reference():
     met = compare(LANES, 1_200)
     assert met["cleared"] >= 16 and met["caught"] >= 64 and met["ghosts"] >= 64 and met["pickups"] >= 2_000, met
@@ -554,7 +555,7 @@ def test_the_tunnel_wraps_both_ways_and_walls_hold():
     )
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 def test_rewards_clocks_and_starts_are_parameters():
     env = envs.find("pacman")
     params = env.Params(
@@ -640,6 +641,7 @@ def test_invariants_of_every_game(seed, actions, often):
         before = cells.copy()
 
 
+@pytest.mark.slow
 def test_picture_shows_maze_and_actors():
     env = envs.find("pacman")
     game = position(

@@ -150,6 +150,7 @@ def compare(steps: int, every: int, finals: bool = False) -> Counter[str]:
     return seen
 
 
+@pytest.mark.slow
 def test_steps_equal_the_reference():
     seen = compare(steps=500, every=16)
     assert min(seen[end] for end in ("goal", "spiked", "fell", "too_late")) >= 8, seen
@@ -182,6 +183,7 @@ def check_solvable(lanes: int, seed: int) -> None:
     assert arrived.all()
 
 
+@pytest.mark.slow
 def test_levels_can_be_solved():
     check_solvable(lanes=120, seed=1)
 
@@ -191,6 +193,7 @@ def test_thousands_of_levels_can_be_solved():
     check_solvable(lanes=2000, seed=2)
 
 
+@pytest.mark.slow
 def test_search_reports_an_unsolvable_level():
     """A wall of five tiles is too high for a jump; with a plank in front of it there is a path."""
     bare, helped = made(24), made(24)

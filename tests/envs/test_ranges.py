@@ -308,7 +308,7 @@ def values(env):
 
 QUICK = {"acrobot", "cartpole", "mountaincar", "pendulum"}  # to compile
 SHIPPED = [
-    pytest.param(name, marks=() if name == "cartpole" else pytest.mark.compile if name in QUICK else pytest.mark.soak)
+    pytest.param(name, marks=() if name == "cartpole" else pytest.mark.slow if name in QUICK else pytest.mark.soak)
     for name in envs.names()
 ]
 
@@ -325,6 +325,7 @@ CLASSICS = {
 """Environments whose observation bounds are Gymnasium's, for default parameters."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_environments_work_at_the_limits_of_their_ranges(name):
     """One parameter at a time. Several together may only lead an observation out of its bounds."""

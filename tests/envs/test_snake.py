@@ -183,6 +183,7 @@ def compare(env: envs.Env, lanes: int, steps: int, every: int, finals: bool = Fa
     return ends
 
 
+@pytest.mark.slow
 def test_steps_equal_the_reference():
     ends = compare(envs.find("snake"), lanes=64, steps=10_000, every=16)
     assert min(ends.values()) >= 16, ends

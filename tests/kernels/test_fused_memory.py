@@ -89,6 +89,7 @@ STEPS = [
 LIMITS = {"ieee": 1e-5, "tf32": 3e-3, "bf16": 3e-2}
 
 
+@pytest.mark.slow
 def test_gradients_equal_float64_autograd_over_unrolled_sequences():
     """Episodes begin and end anywhere in a segment; results are reproducible."""
     cases = [*GRADIENTS, *ROUNDED]
@@ -131,6 +132,7 @@ ROLLOUTS = [
 ]
 
 
+@pytest.mark.slow
 def test_iterations_equal_the_torch_path():
     """Values, values of true final observations, final states and parameters; acting in one launch and layer by
     layer.
@@ -179,7 +181,7 @@ def test_layers_of_a_memory_share_their_kernels():
 
 
 @needs_compiler
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "precision", "net"),
     [
@@ -199,7 +201,7 @@ def test_kernels_compile(architecture, precision, net):
 
 
 @needs_compiler
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["mingru", "lstm"])
 def test_kernels_that_read_bytes_compile(memory):
     compile_all(
@@ -211,7 +213,7 @@ def test_kernels_that_read_bytes_compile(memory):
 
 
 @needs_compiler
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "units", "precision"), [(75, 32, "ieee"), (86, 64, "tf32"), (90, 32, "tf32"), (100, 20, "tf32")]
 )
@@ -222,7 +224,7 @@ def test_the_steps_of_an_lstm_compile(architecture, units, precision):
 
 
 @needs_compiler
-@pytest.mark.compile
+@pytest.mark.slow
 def test_kernels_of_a_first_layer_whose_padding_is_no_power_of_two_compile():
     compile_all(90, launches("bf16", {"memory": "lstm", "hidden": (64,)}, env=wide(150, 3)))
 

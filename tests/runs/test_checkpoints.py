@@ -521,6 +521,7 @@ def check_after_fault(folder, new_step):
     return files["tensors.safetensors"].endswith(b"new")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new_step", [500, 400])
 @pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EIO, errno.EMFILE])
 def test_a_fault_at_any_call_leaves_a_resume_point(tmp_path, monkeypatch, fault, new_step):

@@ -1372,6 +1372,7 @@ def fuzz(folder: Path, monkeypatch, mutants: int, seed: int) -> float:
     return longest
 
 
+@pytest.mark.slow
 def test_mutated_files_give_valid_data_or_a_message(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         fuzz(tmp_path, patch, 10_000, seed=1)

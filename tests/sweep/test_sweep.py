@@ -84,6 +84,7 @@ def check(place: Path, count: int, printed: str) -> dict:
     return told
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_resumes_with_no_trial_lost_or_doubled(tmp_path, here):
     own = {"algo.learning_rate": 2e-3, "net.hidden": [8]}
     (tmp_path / "my.toml").write_text(

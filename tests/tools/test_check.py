@@ -92,7 +92,7 @@ def findings(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 def test_each_check_is_reported_before_its_finding(monkeypatch):
     monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
     monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
@@ -109,7 +109,7 @@ def test_each_check_is_reported_before_its_finding(monkeypatch):
         assert isinstance(told[names.index(look) + 1], Finding) and names[names.index(look) + 1] == look, names
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 def test_a_good_file_passes_everything(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(GOOD)
@@ -138,7 +138,7 @@ SLOW |= {"no way out, and chance", "what is neither 0 nor 1, and float64", "a ma
 
 def few(names):
     """Parameters whose slow ones run only in `.ci/run`."""
-    return [pytest.param(name, marks=pytest.mark.compile) if name in SLOW else name for name in names]
+    return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in names]
 
 
 PLACE = "mine.py:27"
@@ -335,7 +335,7 @@ def test_what_cannot_go_on_stops_the_list(findings):
     assert list(findings((MOVE, "    s[X] += s[X_DOTT]\n"))) == ["declaration", "compiles for the CPU"]
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 def test_what_a_gpu_does_not_know_fails_there_alone(findings):
     found = findings(
         (MOVE, "    s[X] += np.sort(s)[0]\n"), ("s[X] = uniform(key, 0) - float32(0.5)", "s[X] = float32(0.5)")
@@ -350,7 +350,7 @@ def test_a_game_without_chance_is_sound_and_says_so(findings, monkeypatch):
     assert found["repeatable"].passed and "draws no random numbers" in found["repeatable"].detail
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 def test_grids_are_checked_with_their_int_state_and_workspace(findings, monkeypatch):
     to_grid = [
         (
@@ -409,7 +409,7 @@ def test_dependent_shards_are_a_finding(env, words):
     assert words in (shards_apart(env, 8, 3) or "")
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 def test_shards_are_checked_alone_and_together(monkeypatch):
     monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
     monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))

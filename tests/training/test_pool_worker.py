@@ -37,6 +37,7 @@ def ended(worker):
     return wait_until(look)
 
 
+@pytest.mark.slow
 def test_one_worker_trains_run_after_run_and_survives_what_ends_them(tmp_path, worker):
     first = made(tmp_path, *SHORT, "run.seed=5")
     worker.begin(first)

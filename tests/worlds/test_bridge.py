@@ -24,7 +24,7 @@ def stepped(world, steps, generator):
     return slot, world.episode_sums(slot)
 
 
-@pytest.mark.parametrize("name", ["pendulum", pytest.param("g2048", marks=pytest.mark.compile), "cartpole"])
+@pytest.mark.parametrize("name", ["pendulum", pytest.param("g2048", marks=pytest.mark.slow), "cartpole"])
 def test_a_bridged_world_equals_one_cpu_world_to_the_bit(name):
     whole, bridged = (
         DeviceWorld(envs.find(name), LANES, seed=4),

@@ -348,7 +348,7 @@ def test_more_threads_than_shards_are_refused(env, threads):
 GAMES = [name for name in envs.names() if envs.find(name).observation_shards]
 
 
-@pytest.mark.parametrize("name", [GAMES[0], *(pytest.param(name, marks=pytest.mark.compile) for name in GAMES[1:])])
+@pytest.mark.parametrize("name", [GAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in GAMES[1:])])
 def test_a_games_shards_do_not_depend_on_thread_or_order(name):
     """To the bit, in states of a game: one thread per shard, one thread for all, and another order of shards."""
     env, N, generator = envs.find(name), 32, np.random.default_rng(3)
@@ -448,7 +448,7 @@ def test_a_picture_at_the_end_by_hand():
 
 
 @pytest.mark.parametrize(
-    "limit", [pytest.param(1, marks=pytest.mark.compile), 3, pytest.param(50, marks=pytest.mark.compile), None]
+    "limit", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(50, marks=pytest.mark.slow), None]
 )
 def test_a_rollout_holds_every_final_picture(limit):
     """However short its episodes, each picture is where `final_window` says, and no later one replaces it."""
