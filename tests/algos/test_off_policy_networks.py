@@ -161,5 +161,6 @@ def test_start_resets_the_accrued_returns(made_on):
     algo = iterate(made_on(PUSH, normalize_returns=True), 1)
     accrued = algo.state("train")["algo/accrued"]
     assert accrued.abs().max() > 0
+    algo.cycle.replay.ring.ticks.zero_()  # lanes that begin again do so with an empty replay
     algo.start()
     assert accrued.abs().max() == 0

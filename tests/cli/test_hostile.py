@@ -654,7 +654,7 @@ def test_every_command_on_a_run_that_can_be_played(request, say, which, command)
         *(word.format(**places) for word in command.split()), *["--trust"] * copied, codes={*range(6), 130, 137}
     ).decode()
     refused = {
-        **dict.fromkeys(PLAYED[:9], " problems"),
+        **dict.fromkeys(PLAYED[:9], " problem"),
         PLAYED[3]: "error: ",
     }  # the last one's tensors may be what is wrong with it first
     words = {PLAYED[0]: "  step ", PLAYED[1]: SKIPPED, PLAYED[3]: NO_SOUND} if which == "trained" else refused
