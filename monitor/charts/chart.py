@@ -55,7 +55,7 @@ class ChartData(NamedTuple):
 
 
 class ChartState:
-    """What a chart keeps from frame to frame: its y range, y labels, and cached columns."""
+    """State of a chart that lasts from frame to frame: its y range, y labels, and cached columns."""
 
     def __init__(self) -> None:
         self.shown: Range | None = None

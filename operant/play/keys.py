@@ -55,8 +55,8 @@ class Key(NamedTuple):
 
 
 class KeyBindings:
-    """Which keys select which action of a Discrete, MultiDiscrete or Box space: `keys` maps each key to a word, and the
-    words held select the action.
+    """Keys for the actions of a Discrete, MultiDiscrete or Box space: `keys` maps each key to a word, and the words
+    held select the action.
     """
 
     def __init__(self, env: Env) -> None:

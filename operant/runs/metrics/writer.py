@@ -104,7 +104,7 @@ class Writer:
 
     @property
     def backend(self) -> str:
-        """How the file is written: "map" or "pwrite"; "none" after `close` and in a forked child."""
+        """Way of writing the file: "map" or "pwrite"; "none" after `close` and in a forked child."""
         return self._store.backend
 
     @property
