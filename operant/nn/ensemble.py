@@ -154,7 +154,7 @@ class MLPEnsemble(nn.Module):
 
     def forward(self, features: Tensor, action: Tensor | None = None, *, constant: bool = False) -> Tensor:
         """Map features (K, B), shared by all towers, and an optional action (A, B) to outputs (G, H, B). `constant`:
-        the parameters get no gradient.
+        weights and biases get no gradient.
         """
         hidden, own = features if action is None else torch.cat([features, action]), self.weights[0].dtype
         layers = [

@@ -217,6 +217,9 @@ def loss_of_outputs(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of a minibatch and its terms from the network's outputs on it: action `parameters` (H, B) and
     `value` (B).
+
+    `cpu.py` and `fused/kernels.py` write out the gradient of this loss by hand. Change it in all three: the tests of
+    both compare them with this function.
     """
     log_probability, entropy = policy.distribution.log_probability_and_entropy(parameters, batch.action)
 
@@ -410,6 +413,7 @@ class PPO:
 
         # delta_t = r_t + gamma V(s_{t+1}) - V(s_t); A_t = delta_t + gamma lambda A_{t+1}; R_t = A_t + V(s_t)
         cycle.estimate_advantages()
+        # Over the whole iteration, by the sample variance (the fused kernels do so themselves).
         if self.config.normalize_advantages and not self.backend.normalizes_advantages:
             cut = self.config.chunks is not None
             mean, variance, count = statistics(advantage[None], cycle.shards, self.exchange, cut=cut)
@@ -565,7 +569,8 @@ class TorchBackend(OnPolicyBackend):
         terms = self.gradient(batch)
         with torch.no_grad():
             gradient_norm = clip_gradient(self.policy.flat.gradient, config.max_gradient_norm)
-            # Beyond the target KL divergence this step and the rest of the update change nothing.
+            # Beyond the target KL divergence this step and the rest of the update change nothing: the optimizer skips
+            # them, so that an iteration is always the same CUDA graph.
             if config.target_kl is not None:
                 approx_kl = terms[TERMS.index("approx_kl")]
                 skip.copy_(torch.maximum(skip, (approx_kl > 1.5 * config.target_kl).float()))

@@ -302,8 +302,9 @@ class SAC(OffPolicy):
             next_features = self.actor.features(batch.next_observation)
             noise = batch.noise[: len(batch.noise) // 2]  # (2 A, B)
             next_action, next_log_prob = self.actor.sample_with_log_probability(next_features, noise)
-            reward = batch.reward * self.reward_scale.factor - batch.discount * temperature * next_log_prob
-            target = self.head.td_target(self.target(next_features, next_action), reward, batch.discount)
+            # The discount is 0 where an episode ended. The entropy is part of the reward: with C51 it shifts the atoms.
+            soft_reward = batch.reward * self.reward_scale.factor - batch.discount * temperature * next_log_prob
+            target = self.head.td_target(self.target(next_features, next_action), soft_reward, batch.discount)
         return self.head.loss(self.critic(features, batch.action), target, weight), next_log_prob
 
     def actor_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:

@@ -71,7 +71,7 @@ def count_step(steps_ptr, corrections_ptr, skipped, FLOAT64: tl.constexpr = True
     |-----------------|--------|-------------------------------------------------------|
     | steps_ptr       | scalar | t as float32, read and written                        |
     | corrections_ptr | (2)    | c1 and c2 of t, written                               |
-    | skipped         | scalar | 1.0 where the update is skipped (gradient not finite) |
+    | skipped         | scalar | 1.0 where the step is skipped (target KL, warm-up)    |
     """
     step = tl.load(steps_ptr) + (1.0 - skipped)
     tl.store(steps_ptr, step)
