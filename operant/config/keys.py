@@ -22,7 +22,7 @@ def known(algorithm: str = "") -> dict[str, list[str]]:
     """Keys by section, those of `[algo]` for a shipped algorithm (default: of all)."""
     fields = _fields("config/sections.py")
     sections = {section: fields[model] for section, model in _SECTIONS.items()}
-    shared = _fields("nn/critics.py", "data/off_policy.py")
+    shared = _fields("nn/actor_critic.py", "data/off_policy.py")
     names = [algorithm] if algorithm else algorithms()
     own = [list(_fields(f"algos/{name}/config.py", shared=shared).values())[-1] for name in names]
     return {

@@ -1,17 +1,22 @@
 """Networks, action distributions, normalizers and optimizers."""
 
-from operant.nn.actors import CategoricalActor, SquashedActor, critic_outputs, normal
-from operant.nn.critics import ActorCriticConfig, CriticHead, CriticLoss, critic_loss, project_onto_support
-from operant.nn.distributions import ILLEGAL, Gaussian, masked
+from operant.nn.actor_critic import (
+    ActorCriticConfig,
+    CategoricalActor,
+    CriticHead,
+    CriticLoss,
+    SquashedActor,
+    critic_loss,
+    critic_outputs,
+    project_onto_support,
+)
+from operant.nn.distributions import ILLEGAL, Gaussian, masked, normal
 from operant.nn.ensemble import Features, MLPEnsemble, network, products
-from operant.nn.exploration import decayed, epsilon_greedy
-from operant.nn.flat_vector import FlatVector
 from operant.nn.flops import Work, network_flops, observation_bytes, on_policy_work, step_bytes
-from operant.nn.normalization import SOLO, Exchange, RunningNormalizer, statistics
-from operant.nn.optimizer import Adam, Muon, clip_gradient, scalar
+from operant.nn.normalization import SOLO, Exchange, RewardScale, RunningNormalizer, statistics
+from operant.nn.optimizer import Adam, FlatVector, Muon, clip_gradient, scalar
 from operant.nn.policy import Actor, NetConfig, Policy
-from operant.nn.q_policy import QHead, QPolicy
-from operant.nn.reward_scale import RewardScale
+from operant.nn.q_policy import QHead, QPolicy, decayed, epsilon_greedy
 
 __all__ = [
     "ILLEGAL",

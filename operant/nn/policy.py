@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from operant.envs import Env
 from operant.errors import ConfigError
-from operant.nn import cnn, deep_sets, flat_vector, mlp, recurrent, user_network
+from operant.nn import cnn, deep_sets, mlp, recurrent, user_network
 from operant.nn.distributions import distribution_for, masked
 from operant.nn.normalization import FixedScale, RunningNormalizer
+from operant.nn.optimizer import FlatVector
 
 log = logging.getLogger("operant.nn.policy")
 
@@ -88,7 +89,7 @@ class Policy:
         self.net = _network(env, config, self.distribution.parameter_rows, generator, device, precision).to(device)
         self.distribution.to(device)
         self.recurrent = config.is_recurrent or isinstance(self.net, recurrent.SampleMajor)
-        self.flat = flat_vector.FlatVector((self.net, self.distribution), device)
+        self.flat = FlatVector((self.net, self.distribution), device)
         encoder = self.net.encoder if isinstance(self.net, recurrent.Recurrent) else self.net
         unscaled = all(env.observation.category_counts()) or isinstance(encoder, cnn.Convolutional)
         if normalize and unscaled:

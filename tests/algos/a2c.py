@@ -9,10 +9,8 @@ from pydantic import Field
 
 from operant.algos.base import Estimate, Phase, policy_state
 from operant.compute.graphs import Graphed
-from operant.data.rollout import Collector
-from operant.nn.flops import on_policy_work
-from operant.nn.optimizer import Adam
-from operant.nn.policy import Policy
+from operant.data import Collector
+from operant.nn import Adam, Policy, on_policy_work
 from operant.runs.metrics.spec import MetricSpec, Threshold
 from operant.settings import Count, Real, Section
 

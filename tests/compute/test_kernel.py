@@ -22,7 +22,7 @@ from operant.compute import kernel, ptx
 from operant.compute.kernel import cuda_shell
 from operant.compute.ptx import ARCHITECTURES, compile_ptx, float64_lines, undefined_calls
 from operant.compute.rng import integer
-from operant.data import noise, returns, sampling, transitions
+from operant.data import minibatches, priorities, returns, transitions
 from operant.envs import Box, Env, IntState, MultiDiscrete, device, with_pixels
 from operant.training import nonfinite
 from operant.worlds import noise as world_noise
@@ -121,18 +121,18 @@ def copied() -> transitions.Rows:
     return transitions.Rows(words, words, legal, place, place, taken, taken, out, out)
 
 
-def chosen() -> sampling.Sampling:
+def chosen() -> priorities.Sampling:
     counts, seed = zeros(1, dtype=torch.int64), zeros(2, dtype=torch.int32)
-    return sampling.Sampling(zeros(BATCH, dtype=torch.int32), counts, counts, seed, ROWS, N, 8, 3, 0)
+    return priorities.Sampling(zeros(BATCH, dtype=torch.int32), counts, counts, seed, ROWS, N, 8, 3, 0)
 
 
-def priorities() -> sampling.Priorities:
-    return sampling.Priorities(zeros(ROWS, N), zeros(4, 8), zeros(BATCH), zeros(BATCH), zeros(1), zeros(1), 2)
+def priority_buffers() -> priorities.Priorities:
+    return priorities.Priorities(zeros(ROWS, N), zeros(4, 8), zeros(BATCH), zeros(BATCH), zeros(1), zeros(1), 2)
 
 
 GROUPS = {  # the two groups each body is launched with
     world_noise.noise_body: lambda: (clock(), world_noise.Noise(zeros(T, U, N))),
-    noise.order_body: lambda: (clock(), noise.Order(zeros(T, N, dtype=torch.int32), 2, 1, 1)),
+    minibatches.order_body: lambda: (clock(), minibatches.Order(zeros(T, N, dtype=torch.int32), 2, 1, 1)),
     returns.advantage_body: lambda: (discount(), trace()),
     returns.accrual_body: lambda: (discount(), accrual()),
     nonfinite.nonfinite_body: lambda: (checked(), result()),
@@ -144,9 +144,9 @@ GROUPS = {  # the two groups each body is launched with
     transitions.rows_body: lambda: (copied(), copied()),
     transitions.part_body: lambda: (copied(), transitions.Part(zeros(1, dtype=torch.int64), ROWS, N, 3, 64)),
     transitions.legal_body: lambda: (copied(), copied()),
-    sampling.mark_tick_body: lambda: (chosen(), priorities()),
-    sampling.sample_by_priority_body: lambda: (chosen(), priorities()),
-    sampling.write_priority_body: lambda: (chosen(), priorities()),
+    priorities.mark_tick_body: lambda: (chosen(), priority_buffers()),
+    priorities.sample_by_priority_body: lambda: (chosen(), priority_buffers()),
+    priorities.write_priority_body: lambda: (chosen(), priority_buffers()),
 }
 
 

@@ -11,7 +11,7 @@ import torch
 
 from operant.compute import kernel, rng
 from operant.compute.kernel import Kernel, bind
-from operant.data import noise
+from operant.data import minibatches
 from operant.worlds import noise as world_noise
 
 CPU = torch.device("cpu")
@@ -58,7 +58,7 @@ def uniforms(T, U, N, *, seed=1, tick=0, lane0=0, offset=0):
 def order(size, *, epochs=1, seed=1, iteration=0):
     """Orders of `size` blocks that are one shard, one step and one minibatch, (epochs, size)."""
     out = torch.full((epochs, size), -1, dtype=torch.int32)
-    compiled(noise.order_body)(out.numel(), clock(seed, iteration), bind(noise.Order(out, size, 1, 1)))
+    compiled(minibatches.order_body)(out.numel(), clock(seed, iteration), bind(minibatches.Order(out, size, 1, 1)))
     return out
 
 
@@ -203,7 +203,7 @@ def test_every_position_is_equally_likely(size):
 
 def test_the_draws_of_the_longest_update_fit():
     # A draw has 16 bits, and an update may have 1,024 epochs.
-    assert 1024 * noise._ROUNDS < 1 << 16
+    assert 1024 * minibatches._ROUNDS < 1 << 16
 
 
 @pytest.mark.parametrize("size", [32, 100])

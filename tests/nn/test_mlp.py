@@ -14,8 +14,8 @@ from toys import PICK, PUSH
 from operant.envs import Box
 from operant.errors import ConfigError
 from operant.nn import mlp as nets
-from operant.nn.flat_vector import PAD_FLOATS, FlatVector
 from operant.nn.mlp import MLP
+from operant.nn.optimizer import PAD_FLOATS, FlatVector
 from operant.nn.policy import Policy
 
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from operant.algos.ppo.config import PPOConfig
 from operant.algos.ppo.ppo import PPO, TERMS, Batch, TorchBackend
 from operant.compute import threads
 from operant.data import Collector, Experience
-from operant.nn import ILLEGAL, SOLO, Exchange, Policy, chunked, manual, manual_distributions, masked
+from operant.nn import ILLEGAL, SOLO, Exchange, Policy, chunked, manual, masked
 
 FACTORS: Final = {"policy_loss": -1.0, "value_loss": 0.5}
 """Factors of the terms' means, by name; 1 for others. L_CLIP is maximised, and L_VF is half of a squared error."""
@@ -100,7 +100,7 @@ class _Chunk:
     def __init__(self, policy: Policy, weights: manual.Weights, config: PPOConfig, n: int) -> None:
         self._config = config
         self._network = manual.Network(policy, weights, n).with_backward()
-        self._distribution = manual_distributions.manual(policy.distribution, weights.log_std, n)
+        self._distribution = manual.manual_distribution(policy.distribution, weights.log_std, n)
         self._terms = torch.full((len(TERMS), n), torch.nan)  # a term that is not written is reported as not finite
         term = dict(zip(TERMS, self._terms, strict=True))
         self._surrogate, self._squared_error, self._entropy = term["policy_loss"], term["value_loss"], term["entropy"]

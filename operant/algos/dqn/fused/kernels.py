@@ -182,7 +182,7 @@ def backward_tile(
 def act_tile(
     tile, acting, inputs, parameters_ptr, t, lanes, SPEC: tl.constexpr, DQN: tl.constexpr, BLOCK_M: tl.constexpr
 ):
-    """Write epsilon-greedy actions of a tile of lanes at tick t, as `operant.nn.exploration.epsilon_greedy`."""
+    """Write epsilon-greedy actions of a tile of lanes at tick t, as `operant.nn.epsilon_greedy`."""
     lane = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = lane < lanes
     column = tl.arange(0, SPEC.out_pad)
