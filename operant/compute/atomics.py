@@ -10,13 +10,15 @@ from numba.np.arrayobj import make_array
 
 
 def _address(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-    """Build the address of element `index` of an int64 array (n)."""
+    """Build LLVM code for the address of element `index` of an int64 array (n): `values` are the array and the
+    index.
+    """
     array = make_array(signature.args[0])(context, builder, values[0])
     return cgutils.get_item_pointer(context, builder, signature.args[0], array, [values[1]])
 
 
 def _load(typing: Any, array: Any, index: Any) -> Any:
-    """`load(array, index)`: atomic load with acquire ordering."""
+    """Numba intrinsic `load(array, index)`: atomically load an element of an int64 array, with acquire ordering."""
 
     def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.load_atomic(_address(context, builder, signature, values), "acquire", 8)
@@ -25,7 +27,9 @@ def _load(typing: Any, array: Any, index: Any) -> Any:
 
 
 def _add(typing: Any, array: Any, index: Any, number: Any) -> Any:
-    """`add(array, index, number)`: atomic addition; returns the previous value."""
+    """Numba intrinsic `add(array, index, number)`: atomically add to an element of an int64 array; returns its previous
+    value.
+    """
 
     def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.atomic_rmw("add", _address(context, builder, signature, values), values[2], "seq_cst")
@@ -34,7 +38,7 @@ def _add(typing: Any, array: Any, index: Any, number: Any) -> Any:
 
 
 def _yield_thread(typing: Any) -> Any:
-    """`yield_thread()`: yield the processor to another thread."""
+    """Numba intrinsic `yield_thread()`: let another thread run on this processor."""
 
     def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kind = ir.FunctionType(ir.IntType(32), ())

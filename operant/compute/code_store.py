@@ -29,12 +29,12 @@ _ABANDONED_S = 3600.0
 
 
 class UntrustedError(Exception):
-    """Another user could have written the file. The message gives the reason, for a log."""
+    """Error for a file or folder that another user could have written. The message gives the reason, for a log."""
 
 
 def folder() -> Path | None:
-    """Cache folder for compiled code: `$XDG_CACHE_HOME/operant/kernels` (default `~/.cache`); None with OPERANT_CACHE=0
-    or without a home.
+    """Path of the cache folder for compiled code, `$XDG_CACHE_HOME/operant/kernels` (default `~/.cache`); None if the
+    cache is disabled by OPERANT_CACHE=0 or there is no home.
     """
     if os.environ.get("OPERANT_CACHE", "").lower() in ("0", "off", "no", "false"):
         return None
@@ -45,16 +45,16 @@ def folder() -> Path | None:
 
 
 class CodeStore:
-    """Files of compiled code in one folder, each named by its key: 64 hexadecimal digits. `limit_bytes` bounds their
-    total size.
+    """Folder of compiled code with one file per key of 64 hexadecimal digits. `limit_bytes` bounds the files' total
+    size.
     """
 
     def __init__(self, path: Path, *, limit_bytes: int = LIMIT_BYTES) -> None:
         self.path, self._limit_bytes = path, limit_bytes
 
     def read(self, key: str) -> bytes | None:
-        """Payload stored under a key; None if there is no valid file. Raises OSError if it cannot be read,
-        UntrustedError if another user could have written it.
+        """Read the payload stored under a key; None if there is no valid file. Raises OSError if the file cannot be
+        read, UntrustedError if another user could have written it.
         """
         try:
             with self._open_folder() as root, _open(key, os.O_RDONLY, root) as descriptor:
@@ -90,8 +90,8 @@ class CodeStore:
             self._evict(root)
 
     def measure(self) -> tuple[int, int]:
-        """Number of files and their total bytes; (0, 0) if the folder cannot be read. Raises UntrustedError as `read`
-        does.
+        """Count the stored files and their total bytes; (0, 0) if the folder cannot be read. Raises UntrustedError if
+        another user could write to it.
         """
         try:
             with self._open_folder() as root:
@@ -101,19 +101,21 @@ class CodeStore:
         return len(sizes), sum(sizes)
 
     def _make(self) -> None:
+        """Create the folder, accessible to this user only, if it does not exist."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
 
     @contextlib.contextmanager
     def _open_folder(self) -> Iterator[int]:
+        """Context with a descriptor of the folder. Raises UntrustedError if another user could write to it."""
         with _open(self.path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
             self._check(os.fstat(descriptor), ".", stat.S_ISDIR)
             yield descriptor
 
     def _check(self, status: os.stat_result, name: str, is_kind: Callable[[int], bool]) -> None:
-        """Raise UntrustedError unless the file `name` is of the expected kind, owned by this user and not writable by
-        others.
+        """Check that the file `name` (or the folder, ".") with this `status` is of the expected kind, owned by this
+        user and not writable by others. Raises UntrustedError.
         """
         problem = None
         if not is_kind(status.st_mode):
@@ -126,8 +128,8 @@ class CodeStore:
             raise UntrustedError(f"{self.path if name == '.' else self.path / name} {problem}")
 
     def _evict(self, root: int) -> None:
-        """Delete the least recently used files, a quarter of the limit at a time, and temporary files of dead
-        writers.
+        """Delete temporary files of dead writers and, if the limit is exceeded, the least recently used files until
+        three quarters of it are used. `root` is the folder's descriptor.
         """
         entries = sorted(_entries(root), key=lambda entry: entry[1].st_mtime)
         total = sum(status.st_size for _, status in entries)
@@ -142,7 +144,9 @@ class CodeStore:
 
 @contextlib.contextmanager
 def _open(path: str | Path, flags: int, root: int | None = None) -> Iterator[int]:
-    """Open a file or folder by path, or by name in `root`, without following symbolic links or blocking on a FIFO."""
+    """Context with a descriptor of a file or folder, given by path or by name in the folder `root`. Symbolic links are
+    not followed, and a FIFO does not block.
+    """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=root)
     try:
         yield descriptor
@@ -151,10 +155,12 @@ def _open(path: str | Path, flags: int, root: int | None = None) -> Iterator[int
 
 
 def _header(key: str, payload: bytes) -> bytes:
+    """Header of a stored file: format, key, and SHA-256 of the payload."""
     return _MAGIC + bytes.fromhex(key) + hashlib.sha256(payload).digest()
 
 
 def _entries(root: int) -> list[tuple[str, os.stat_result]]:
+    """Names and stat results of the entries of the folder `root`, without those deleted meanwhile."""
     entries = []
     for name in os.listdir(root):
         with contextlib.suppress(FileNotFoundError):  # deleted by another process

@@ -31,7 +31,7 @@ LEAST_NUMBER = 10**18
 
 
 def device(function: Callable[..., Any]) -> Any:
-    """Decorator that compiles a function for both backends, CPU and CUDA, inlined into its caller. (Without inlining a
+    """Decorate a function of an environment: compile it for CPU and CUDA, inlined into its caller. (Without inlining a
     step is three times slower on a CPU.)
     """
     _number_uniquely()
@@ -40,8 +40,8 @@ def device(function: Callable[..., Any]) -> Any:
 
 
 def device_call(function: Callable[..., Any]) -> Any:
-    """Decorator like `device` for large helpers with several call sites: compiled for both backends, but called instead
-    of inlined.
+    """Decorate a large helper with several call sites: compile it for CPU and CUDA like `device`, but call it instead
+    of inlining it.
     """
     _number_uniquely()
     options: Any = {"fastmath": set(FASTMATH), "error_model": "numpy", **NO_REFERENCE_COUNTS}
@@ -57,7 +57,7 @@ def device_call(function: Callable[..., Any]) -> Any:
 
 
 def device_params(params: Any) -> Any:
-    """Convert parameters (a named tuple) for device functions: float to float32, int to int32, bool unchanged."""
+    """Convert the values of a parameter tuple for device functions: float to float32, int to int32, bool unchanged."""
 
     def narrow(value: Any) -> Any:
         if isinstance(value, bool):
@@ -69,8 +69,8 @@ def device_params(params: Any) -> Any:
 
 @functools.cache
 def inline_without_copies(numbas: ModuleType) -> None:
-    """Patch numba to inline a function's freshly read IR instead of two deep copies of it, which saves a quarter of all
-    compilation.
+    """Patch numba's inliner to use a function's IR (intermediate representation) directly instead of two deep copies of
+    it, which saves a quarter of all compilation.
 
     `numbas` is the inlining module of a backend. IR read for inlining is used once, so nothing else sees the change.
     """
@@ -91,7 +91,8 @@ def inline_without_copies(numbas: ModuleType) -> None:
 
 @functools.cache
 def _number_uniquely() -> None:
-    """Number this process's compiled functions differently from any other process's.
+    """Start numba's numbering of compiled functions at a random number, so that two processes never give functions
+    equal numbers.
 
     A mangled name contains the function's number in compilation order. Cached code from another process would otherwise
     define names that mean something else here, and whichever is linked first would serve both.

@@ -13,8 +13,8 @@ from torch import Tensor
 
 
 class Link(NamedTuple):
-    """Buffers through which the programs of a kernel exchange sums, in memory that all ranks can write: tensors here,
-    pointers inside a kernel.
+    """Buffers through which the programs of a kernel exchange sums with other ranks, in memory that all ranks can
+    write. Tensors outside a kernel, pointers inside.
     """
 
     inbox: Any  # (2, W, width) int64, this rank's: sum and sequence number in one word; double buffered
@@ -24,8 +24,8 @@ class Link(NamedTuple):
 
 
 class Exchange(Protocol):
-    """Endpoint of one rank for exchanging tensors with the other ranks. All operations are collective: same order and
-    shapes on every rank.
+    """Endpoint of one rank (process) of a run for exchanging tensors with the other ranks. All operations are
+    collective: every rank calls them in the same order with the same shapes.
     """
 
     counts: bool  # whether the current exchange belongs to an iteration and is timed
@@ -40,36 +40,34 @@ class Exchange(Protocol):
 
     @property
     def untimed(self) -> str:
-        """Reason why the time spent in the exchange may be unknown, such as "not measured with NCCL"; "" if it is
-        always known.
-        """
+        """Reason why the time spent in the exchange is unknown, such as "not measured with NCCL"; "" if it is known."""
 
     def gather(self, rows: Tensor) -> Tensor:
         """All-gather rows (k, ...) in rank order, (W k, ...)."""
 
     def agree(self, text: str) -> str:
-        """Broadcast rank 0's text, up to 255 bytes of UTF-8, and return it."""
+        """Broadcast rank 0's `text`, up to 255 bytes of UTF-8, and return it on every rank."""
 
     def link(self, width: int, programs: int) -> Link | None:
-        """Create the buffers (`Link`) through which a kernel of `programs` programs exchanges `width` sums; None if it
-        has to use `gather`.
+        """Create the buffers through which a kernel of `programs` programs exchanges `width` sums with other ranks;
+        None if kernels cannot, and must use `gather` between launches.
         """
 
     def spent_s(self) -> float | None:
-        """Seconds that this rank has spent in the exchange, waiting included; None if unknown."""
+        """Seconds that this rank has spent in the exchange so far, waiting included; None if unknown."""
 
 
 class Solo:
-    """Exchange of a run of one rank: returns what it is given."""
+    """Exchange of a run with a single rank (process): every operation returns its input."""
 
     rank, ranks, counts, untimed = 0, 1, True, ""
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Return the rows unchanged: there are no other ranks."""
+        """Return `rows` unchanged: there are no other ranks."""
         return rows
 
     def agree(self, text: str) -> str:
-        """Return the text unchanged: there are no other ranks."""
+        """Return `text` unchanged: there are no other ranks."""
         return text
 
     def link(self, width: int, programs: int) -> Link | None:

@@ -33,19 +33,21 @@ _ATOMIC = "operant.compute.atomics"
 
 
 class UnknownValueError(ValueError):
-    """A fingerprint would include an object that has none; the message names it."""
+    """Error for an object that has no fingerprint (hash of its meaning); the message names the object."""
 
 
 def fingerprint(value: Any) -> bytes:
-    """Fingerprint of a decorated function (a numba dispatcher) or a constant: 32 bytes. Raises UnknownValueError."""
+    """Hash everything that a decorated function (a numba dispatcher) or a constant depends on: 32 bytes. Raises
+    UnknownValueError for an object whose meaning its value does not determine.
+    """
     walk = _Walk()
     walk.visit(value)
     return walk.digest()
 
 
 class _Walk:
-    """Traversal and hash of everything a value reaches. Each hashed item is prefixed with its kind and length, so
-    different walks cannot produce equal input.
+    """Traversal and hash of everything that a value reaches. Each hashed item is prefixed with its kind and length, so
+    that different values cannot produce equal input.
     """
 
     def __init__(self) -> None:
@@ -54,20 +56,27 @@ class _Walk:
         self._alive: list[Any] = []  # kept alive: an id must not be reused during the walk
 
     def digest(self) -> bytes:
+        """Hash of everything visited so far, 32 bytes."""
         return self._hash.digest()
 
     def _hash_item(self, kind: str, data: bytes | str = b"") -> None:
+        """Add one item to the hash, prefixed with its kind and length."""
         raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
         self._hash.update(f"{kind} {len(raw)} ".encode() + raw)
 
     def _hash_all(self, kind: str, values: Iterable[Any], attributes: frozenset[str] = frozenset()) -> None:
+        """Add a sequence of values to the hash, prefixed with its kind and length; of modules among them only the names
+        in `attributes`.
+        """
         values = list(values)
         self._hash_item(kind, str(len(values)))
         for value in values:
             self.visit(value, attributes)
 
     def _is_new(self, value: Any, *more: Any) -> bool:
-        """Whether `value` is visited for the first time; if not, hash a back-reference to the first visit."""
+        """Whether this is the first visit of `value` (together with `more`). If not, add a back-reference to the first
+        visit to the hash.
+        """
         key = (id(value), *more)
         if key in self._seen:
             self._hash_item("again", str(self._seen[key]))
@@ -77,7 +86,9 @@ class _Walk:
         return True
 
     def visit(self, value: Any, attributes: frozenset[str] = frozenset()) -> None:
-        """Hash a value; of a module only the names in `attributes`."""
+        """Add a value and everything it reaches to the hash; of a module only the names in `attributes`. Raises
+        UnknownValueError.
+        """
         if type(value) in _ATOMS:
             self._hash_item(type(value).__name__, value if isinstance(value, (str, bytes)) else repr(value))
         elif type(value) is float:
@@ -117,6 +128,9 @@ class _Walk:
     # VALUES
 
     def _collection(self, value: Any) -> None:
+        """Add a tuple, list, dict or set to the hash. Raises UnknownValueError for a subclass of them other than a
+        named tuple.
+        """
         if isinstance(value, tuple):
             if type(value) is not tuple:
                 self._class(type(value))
@@ -131,6 +145,9 @@ class _Walk:
             raise UnknownValueError(f"a {type(value).__qualname__}")
 
     def _numpy(self, value: Any) -> None:
+        """Add a NumPy scalar, array, dtype or ufunc to the hash. Raises UnknownValueError for an array of objects or an
+        unknown ufunc.
+        """
         if isinstance(value, np.ufunc):
             name = str(value.__name__)
             if getattr(np, name, None) is not value:
@@ -148,7 +165,9 @@ class _Walk:
             self._hash_item("data", value.tobytes())
 
     def _class(self, value: type) -> None:
-        """Hash a class of Python, NumPy or numba, a named tuple, or an enumeration."""
+        """Add a class to the hash: one of Python, NumPy or numba by name, a named tuple or an enumeration by its
+        members. Raises UnknownValueError for any other class.
+        """
         if is_versioned(value.__module__):
             self._hash_item("class", f"{value.__module__}.{value.__qualname__}")
             return
@@ -166,6 +185,9 @@ class _Walk:
             raise UnknownValueError(f"the class {value.__qualname__}")
 
     def _module(self, module: ModuleType, attributes: frozenset[str]) -> None:
+        """Add a module to the hash, with the values of the names in `attributes`. Raises UnknownValueError if it
+        defines names dynamically.
+        """
         self._hash_item("module", module.__name__)
         if is_versioned(module.__name__) or not self._is_new(module, attributes):
             return
@@ -179,6 +201,7 @@ class _Walk:
     # FUNCTIONS
 
     def _dispatcher(self, dispatcher: Any) -> None:
+        """Add a numba dispatcher to the hash: its options and its Python function."""
         self._hash_item("dispatcher", type(dispatcher).__qualname__)
         if self._is_new(dispatcher):
             self.visit(dispatcher.targetoptions)
@@ -187,8 +210,8 @@ class _Walk:
             self._function(dispatcher.py_func)
 
     def _function(self, function: FunctionType) -> None:
-        """Hash the Python function of a dispatcher. Undecorated functions are not followed: numba calls one only
-        through an extension, which is rejected.
+        """Add the Python function of a dispatcher to the hash, with its defaults, globals and closure. Undecorated
+        functions are not followed: numba calls one only through an extension, which is rejected.
         """
         namespace = function.__globals__
         if any(_extends_numba(value) for value in namespace.values()):
@@ -214,7 +237,7 @@ class _Walk:
         self._hash_all("cells", cells, attributes)
 
     def _code(self, code: CodeType) -> None:
-        """Hash a code object except its source position: a function may move within its file."""
+        """Add a code object to the hash, except its source position: a function may move within its file."""
         counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
         self._hash_item("code", code.co_code)
         self._hash_item(
@@ -228,7 +251,7 @@ _SCALARS = tuple(scalar for scalar in np.sctypeDict.values() if isinstance(scala
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of a function and of its nested functions."""
+    """Yield the code objects of a function and of its nested functions."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -236,20 +259,23 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _global_names(code: CodeType) -> Iterator[str]:
+    """Yield the global names that a code object loads."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             yield str(instruction.argval)
 
 
 def _is_dispatcher(value: Any) -> bool:
-    """Whether a value is a dispatcher of numba or numba-cuda, which share no class; numba-cuda need not be imported."""
+    """Whether a value is a dispatcher of numba or of numba-cuda. They share no class, and numba-cuda need not be
+    imported.
+    """
     return isinstance(value, Dispatcher) or (
         type(value).__qualname__ == "CUDADispatcher" and is_versioned(type(value).__module__)
     )
 
 
 def _extends_numba(value: Any) -> bool:
-    """Whether a value, found under a module-level name, gives access to numba's extension API."""
+    """Whether a module-level `value` gives access to numba's extension API."""
     if isinstance(value, ModuleType):
         return value.__name__ in ("numba", "numba.extending", _EXTENSIONS)
     return getattr(value, "__module__", None) == _EXTENSIONS
@@ -258,7 +284,7 @@ def _extends_numba(value: Any) -> bool:
 @functools.cache
 def is_versioned(module: str) -> bool:
     """Whether a module changes only with the version of Python, NumPy or numba. A file that shadows a standard module
-    does not count.
+    does not.
     """
     root = module.partition(".")[0]
     if root in _VERSIONED:

@@ -14,8 +14,8 @@ import torch
 
 
 class Graphed:
-    """Function without arguments that runs eagerly at its first call (compilation, allocations), is captured in a CUDA
-    graph at the second, and replayed afterwards. On a CPU, or with `eager`, every call is a plain one.
+    """Callable that runs a function without arguments through a CUDA graph: eagerly at the first call (compilation,
+    allocations), captured at the second, replayed afterwards. On a CPU, or with `eager`, every call is a plain one.
     """
 
     def __init__(self, function: Callable[[], None], device: torch.device, *, eager: bool = False) -> None:
@@ -39,6 +39,7 @@ class Graphed:
 
     def _warm_up(self) -> None:
         # Capture requires a first call on a side stream: allocations and lazily loaded libraries settle here.
+        """Run the function eagerly on a side stream, as a capture requires."""
         current = torch.cuda.current_stream(self._device)
         side = side_stream(self._device)
         side.wait_stream(current)
@@ -47,6 +48,7 @@ class Graphed:
         current.wait_stream(side)
 
     def _capture(self) -> torch.cuda.CUDAGraph:
+        """Capture the function in a CUDA graph, with the garbage collector off, and return it."""
         torch.cuda.synchronize(self._device)  # sync: once in a run, before the capture
         graph = torch.cuda.CUDAGraph()
         # Freeing an earlier trainer's graphs would abort the capture: collect garbage before, none during it.
@@ -68,7 +70,7 @@ class Graphed:
 
 @functools.cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """CUDA stream shared by all first calls on a device: a library keeps 32 MB of workspace for every stream it has
-    been used on.
+    """Return the CUDA stream shared by all first calls on a device. A library keeps 32 MB of workspace for every stream
+    it has been used on.
     """
     return torch.cuda.Stream(device)

@@ -38,24 +38,29 @@ log = logging.getLogger("operant.compute.jit_cache")
 
 
 def cache_cpu(dispatcher: Any, name: str) -> Any:
-    """Attach the persistent cache to a CPU dispatcher, and return it. `name` is for the log."""
+    """Attach the persistent cache to a numba dispatcher for the CPU and return the dispatcher. `name` appears in the
+    log.
+    """
     return _attach(_CPUCache(dispatcher, name))
 
 
 def cache_cuda(dispatcher: Any, name: str) -> Any:
-    """Attach the persistent cache to the dispatcher of a CUDA kernel, and return it. `name` is for the log."""
+    """Attach the persistent cache to the dispatcher of a CUDA kernel and return the dispatcher. `name` appears in the
+    log.
+    """
     return _attach(_CUDACache(dispatcher, name))
 
 
 def _attach(cache: _Cache) -> Any:
+    """Make numba use a cache for its dispatcher, if caching is enabled, and return the dispatcher."""
     if cache.store is not None:
         cache.dispatcher._cache = cache
     return cache.dispatcher
 
 
 class _Cache:
-    """Persistent cache of a dispatcher, through numba's cache interface: consulted before a compilation and updated
-    after it. Subclasses serve one backend each.
+    """Persistent cache of one dispatcher's compiled code, through numba's cache interface: consulted before a
+    compilation and updated after it. Subclasses serve one backend each.
     """
 
     cache_path = None
@@ -70,7 +75,7 @@ class _Cache:
     # IMPLEMENTED BY A BACKEND
 
     def versions(self) -> tuple[Any, ...]:
-        """Versions and settings of everything that takes part in a compilation, as part of the key."""
+        """Versions and settings of everything that takes part in a compilation, part of the cache key."""
         return (
             _FORMAT,
             sys.version,
@@ -80,19 +85,21 @@ class _Cache:
         )
 
     def reduce(self, result: Any) -> Any:
-        """Picklable form of a compilation result. Raises _NotCacheableError if the code must not outlive the
+        """Convert a compilation result to a picklable form. Raises _NotCacheableError if the code must not outlive the
         process.
         """
         raise NotImplementedError
 
     def rebuild(self, reduced: Any, context: Any) -> Any:
-        """Compilation result from the form that `reduce` returned."""
+        """Convert the form that `reduce` returned back to a compilation result."""
         raise NotImplementedError
 
     # CALLED BY NUMBA, WHICH HOLDS ITS LOCK
 
     def load_overload(self, signature: Any, context: Any) -> Any:
-        """Cached function for these argument types, or None if it must be compiled."""
+        """Load the function compiled for these argument types; None if it must be compiled. Failures are only
+        logged.
+        """
         assert self.store is not None
         self._key, self._lookup_s = None, time.perf_counter()
         try:
@@ -120,7 +127,7 @@ class _Cache:
         return None
 
     def save_overload(self, signature: Any, result: Any) -> None:
-        """Store a compiled function on disk, after `load_overload` returned None. Failures are only logged."""
+        """Store a compiled function on disk; called after `load_overload` returned None. Failures are only logged."""
         assert self.store is not None
         log.debug("%s compiled in %.3f s", self._name, time.perf_counter() - self._lookup_s)
         if self._key is None:
@@ -136,13 +143,16 @@ class _Cache:
         """Ignore numba's request to invalidate the cache: keys change with their contents."""
 
     def _find_key(self, signature: Any, context: Any) -> str:
+        """Compute the cache key of the dispatcher for these argument types: a hash of the code, versions and
+        machine.
+        """
         machine = context.codegen().magic_tuple()
         described = repr((self.versions(), machine, [_described(kind) for kind in signature]))
         return hashlib.sha256(described.encode() + fingerprint(self.dispatcher)).hexdigest()
 
 
 class _NotCacheableError(Exception):
-    """Compiled code must not outlive its process; the message gives the reason."""
+    """Error for compiled code that must not outlive its process; the message gives the reason."""
 
 
 class _CPUCache(_Cache):
@@ -166,7 +176,7 @@ class _CPUCache(_Cache):
 
 
 class _CUDACache(_Cache):
-    """Cache of binary code for GPUs of this one's generation. A hit imports no compiler."""
+    """Cache of binary code for GPUs of this GPU's generation. A hit imports no compiler."""
 
     def versions(self) -> tuple[Any, ...]:
         from numba.cuda.core import config as cuda_config
@@ -191,10 +201,10 @@ class _CUDACache(_Cache):
 
 
 def _settings(module: Any, but: str = "\n") -> list[tuple[str, str]]:
-    """Numba settings that affect generated code, whatever their source; thread counts are read at run time and left
-    out.
+    """Numba settings that affect generated code, as sorted (name, value) pairs, however they were set. Thread counts
+    are excluded: they are read at run time.
 
-    Names that begin with `but` are left out: numba has its CUDA settings only once numba-cuda was imported.
+    Names that begin with `but` are excluded: numba has its CUDA settings only once numba-cuda was imported.
     """
     plain = (bool, int, float, str, type(None))
     settings = {
@@ -206,8 +216,8 @@ def _settings(module: Any, but: str = "\n") -> list[tuple[str, str]]:
 
 
 def _described(kind: Any) -> Any:
-    """Numba type as text for the key. A named tuple's own text lacks its fields, whose order determines the memory
-    layout.
+    """Describe a numba type as text for the cache key. The text that numba gives a named tuple lacks its fields, whose
+    order determines the memory layout.
     """
     if not hasattr(kind, "types"):
         return str(kind)
@@ -221,5 +231,5 @@ def _described(kind: Any) -> Any:
 
 @functools.cache
 def _warn(line: str) -> None:
-    """Log, once per process and line, the reason why compiled code is not cached."""
+    """Log why compiled code is not cached, once per process and reason."""
     log.warning("kernels are compiled at each start: %s", line)

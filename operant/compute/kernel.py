@@ -39,8 +39,8 @@ last, offset, pieces), pieces taken, pieces done.
 
 
 class _Mapped:
-    """Host memory from `host_zeros` with a CUDA array interface: a GPU accesses it in place, at the same address
-    (unified addressing).
+    """Wrapper that gives host memory from `host_zeros` a CUDA array interface: a GPU accesses it in place, at the same
+    address (unified addressing).
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -49,8 +49,8 @@ class _Mapped:
 
 
 def host_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros in host memory that kernels on the device read and write in place: page-locked for a GPU. Returns a CPU
-    tensor, which `bind` accepts.
+    """Allocate zeros in host memory that kernels on `device` read and write in place: page-locked for a GPU. Returns a
+    CPU tensor, which `bind` accepts.
     """
     if device.type != "cuda":
         return torch.zeros(tuple(shape), dtype=dtype)
@@ -62,8 +62,8 @@ def host_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
 
 
 def native(tensor: torch.Tensor, *, on_gpu: bool = False) -> Any:
-    """Memory of a tensor as numba sees it, without a copy: a NumPy array, or a CUDA array. `on_gpu`: also a CUDA array
-    for host memory from `host_zeros`.
+    """Convert a tensor to a numba array over the same memory: a NumPy array, or a CUDA array for a GPU tensor. With
+    `on_gpu` also host memory from `host_zeros` becomes a CUDA array.
     """
     if not (tensor.is_cuda or on_gpu):
         return tensor.numpy()
@@ -73,10 +73,11 @@ def native(tensor: torch.Tensor, *, on_gpu: bool = False) -> Any:
 
 
 def bind(group: Any, device: torch.device | None = None) -> Any:
-    """Convert a named tuple of tensors and scalars to arrays and scalars; None (a missing buffer) becomes 0.
+    """Convert a named tuple of tensors and scalars to kernel arguments: tensors become arrays over the same memory,
+    None (a missing buffer) becomes 0.
 
-    `device` is where kernels run, required with tensors of `host_zeros`. Bind once and launch often: binding costs more
-    than a launch.
+    `device` is the device of the kernels, required with tensors of `host_zeros`. Bind once and launch often: binding
+    costs more than a launch.
     """
     on_gpu = device is not None and device.type == "cuda"
     return type(group)(
@@ -88,14 +89,16 @@ def bind(group: Any, device: torch.device | None = None) -> Any:
 
 
 def signature(lanes: Any, slot: Any) -> tuple[Any, ...]:
-    """Numba types of the arguments of a shell (`lanes`, `slot` and an offset) for two named tuples of tensors, bound or
-    not.
+    """Numba types of a shell's arguments (a count, `lanes`, `slot` and an offset), for two named tuples of tensors,
+    bound or not.
     """
     return types.int64, typeof(bind(lanes)), typeof(bind(slot)), types.int64
 
 
 def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
-    """GPU shell as a plain function, one thread per index, for `cuda.jit` and for tests without a GPU."""
+    """Make the GPU loop around a kernel body, one thread per index, as a plain function: for `cuda.jit`, and for tests
+    without a GPU.
+    """
     from numba import cuda  # lazy: saves a third of a second without a GPU
     from numba.cuda.core import inline_closurecall
 
@@ -110,8 +113,8 @@ def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
 
 
 def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
-    """CPU shells (loops over indices) of a body: serial, parallel, and two for the threads of a pool
-    (operant/compute/thread_pool.py), for one piece or for all orders.
+    """Compile the CPU loops around a kernel body: serial, parallel, and two for the threads of a pool
+    (operant/compute/thread_pool.py), `run_piece` and `run_orders`.
     """
 
     # nogil: the threads for signals and requests run during a launch.
@@ -128,7 +131,9 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
 
     @njit(nogil=True, **NO_REFERENCE_COUNTS)
     def run_piece(number, board, lanes, slot):
-        """Process one piece of order `number` of the pool's board; False if none was left."""
+        """Run the body for one piece (a subrange of the indices) of order `number` on the pool's board. Returns False
+        if no piece was left.
+        """
         row = (3 + 3 * number) * LINE
         pieces = board[row + 3]
         piece = add(board, row + LINE, 1)
@@ -141,8 +146,8 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
 
     @njit(nogil=True, **NO_REFERENCE_COUNTS)
     def run_orders(number, until, board, lanes, slot):
-        """Process pieces of orders [number, until) of the pool's board until the last is complete or a stop
-        is posted.
+        """Run pieces of the orders [number, until) on the pool's board until the last order is complete or a stop is
+        posted.
         """
         while number < until:
             row = (3 + 3 * number) * LINE
@@ -160,7 +165,7 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
 
 
 class Kernel:
-    """Body, compiled with the loop (CPU) or grid (GPU) that runs it for each index on a device. Compiles, or loads from
+    """Kernel body compiled with the loop (CPU) or grid (GPU) that runs it for each index. It compiles, or loads from
     the cache, at the first launch, which must therefore precede a capture.
 
     On the CPU the serial or parallel shell is chosen from the count and the number of threads or, with `by_count`, from
@@ -187,9 +192,7 @@ class Kernel:
             )
 
     def __call__(self, count: int, lanes: Any, slot: Any, offset: int = 0, *, threads: int = THREADS) -> None:
-        """Run the body for each i in [0, count) on the current stream, with `threads` threads per block on a GPU.
-        `lanes` and `slot` are tuples of arrays made by `bind`; `offset` is an integer for the body.
-        """
+        """Run the body for each i in [0, count) on the current stream, with `threads` threads per block on a GPU."""
         if self._device.type == "cuda":
             stream = _numba_stream(self._device, torch.cuda.current_stream(self._device).cuda_stream)
             self._shell[(count + threads - 1) // threads, threads, stream](count, lanes, slot, offset)
@@ -199,13 +202,14 @@ class Kernel:
             self._parallel(count, workers, lanes, slot, offset)
 
     def _runs_serially(self, count: int, workers: int) -> bool:
+        """Whether `count` indices are too few to be worth waking other threads than the caller's."""
         return count < SERIAL_BELOW if self._by_count else workers == 1 or count * workers < 2 * SERIAL_BELOW
 
 
 @functools.cache
 def _numba_stream(device: torch.device, handle: int) -> Any:
-    """Torch stream, given by its handle, as a numba stream. Cached: numba creates a class per stream and keeps the last
-    hundred alive.
+    """Convert a torch stream, given by its `handle`, to a numba stream. Cached: numba creates a class per stream and
+    keeps the last hundred alive.
     """
     from numba import cuda
 
@@ -214,5 +218,5 @@ def _numba_stream(device: torch.device, handle: int) -> Any:
 
 @functools.cache
 def kernel(body: Callable[..., Any], device: torch.device) -> Kernel:
-    """Shared kernel of a body on a device, compiled once per process."""
+    """Return the kernel of a body on a device, made once per process and shared."""
     return Kernel(body, device, by_count=True)

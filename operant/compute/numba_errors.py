@@ -15,7 +15,7 @@ _RETURNED = {
 
 
 def summary(error: BaseException) -> str:
-    """Summary of a numba error: file and line, code, and the problem."""
+    """Summarise a numba error in one sentence for the author: file and line, code, and the problem."""
     if isinstance(error, RecursionError):
         return (
             "a function called here is not supported in kernels: np.random and other parts of NumPy exist "
@@ -42,7 +42,7 @@ def summary(error: BaseException) -> str:
 
 
 def _place(error: BaseException, text: str) -> str:
-    """Last source line named in the `text` of an error that is not in numba itself."""
+    """Describe the last source line, outside numba, that an error and its `text` name; "" if there is none."""
     where = getattr(error, "loc", None)
     named = re.findall(r" (?:at|from) (\S+\.py) \((\d+)\)", text) + (
         [(where.filename, where.line)] if where is not None else []
@@ -52,6 +52,6 @@ def _place(error: BaseException, text: str) -> str:
 
 
 def source_line(filename: str, line: int) -> str:
-    """Location and text of a source line, as "FILE:LINE: TEXT"."""
+    """Describe a source line as "FILE:LINE (`CODE`)"."""
     code = linecache.getline(filename, line).strip()
     return f"{filename}:{line}" + (f" (`{code}`)" if code else "")

@@ -21,8 +21,8 @@ _RUNTIME_SYMBOLS = {"__assertfail", "malloc", "free"}  # provided by the driver
 
 @contextmanager
 def _pretended_device(capability: tuple[int, int]) -> Iterator[None]:
-    """Report a compute capability without a driver: numba asks the current device when a helper is called instead of
-    inlined.
+    """Context in which numba finds a current device of this compute capability, even without a driver. Numba asks for
+    it when a helper is called instead of inlined.
     """
     if cuda.is_available():
         yield
@@ -36,7 +36,7 @@ def _pretended_device(capability: tuple[int, int]) -> Iterator[None]:
 
 
 def compile_ptx(body: Callable[..., Any], lanes: Any, slot: Any, capability: tuple[int, int]) -> str:
-    """Compile a body in its GPU shell to PTX for two named tuples of (CPU) tensors, bound or not, and a compute
+    """Compile a kernel body to PTX without a GPU, for two named tuples of CPU tensors, bound or not, and a compute
     `capability` such as (9, 0). Raises numba's errors.
     """
     with _pretended_device(capability):
@@ -44,10 +44,10 @@ def compile_ptx(body: Callable[..., Any], lanes: Any, slot: Any, capability: tup
 
 
 def float64_lines(ptx: str) -> list[str]:
-    """Lines of PTX that compute in float64. With fastmath even trigonometry has none."""
+    """Instructions of a PTX text that compute in float64, one string each. With fastmath even trigonometry has none."""
     return [line.strip() for line in ptx.splitlines() if ".f64" in line and not line.strip().startswith((".reg", "//"))]
 
 
 def undefined_calls(ptx: str) -> list[str]:
-    """Functions declared but not defined, which the driver would reject."""
+    """Names of the functions that a PTX text declares but does not define, which the driver would reject."""
     return sorted(set(re.findall(r"\.extern\s+\.func\s+(?:\([^)]*\)\s*)?([\w$]+)", ptx)) - _RUNTIME_SYMBOLS)

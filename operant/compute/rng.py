@@ -38,8 +38,8 @@ _TWO_PI = float32(2.0 * math.pi)
 
 @device
 def _round(c0, c1, c2, c3, k0, k1):
-    """Apply one Philox round to a counter c0 ... c3 and a key k0, k1: two 32 x 32 bit products whose halves are mixed
-    with the other words and the key.
+    """Apply one Philox round to the counter c0 ... c3 with the key k0, k1; returns the new counter. Two 32 x 32 bit
+    products are taken, and their halves mixed with the other words and the key.
     """
     product_0 = uint64(_MULTIPLIER_0) * uint64(c0)
     product_1 = uint64(_MULTIPLIER_1) * uint64(c2)
@@ -74,21 +74,21 @@ def unit(word):
 
 @device
 def uniform(key, draw):
-    """Uniform float32 in [0, 1), number `draw` (below 65,536) of a key."""
+    """Return a uniform float32 in [0, 1): number `draw` (below 65,536) of the key of a lane and step."""
     return unit(block(key, draw)[0])
 
 
 @device
 def uniform4(key, draw):
-    """Four uniform float32 in [0, 1), number `draw` (below 65,536) of a key."""
+    """Return four uniform float32 in [0, 1): number `draw` (below 65,536) of the key of a lane and step."""
     words = block(key, draw)
     return unit(words[0]), unit(words[1]), unit(words[2]), unit(words[3])
 
 
 @device
 def integer(key, draw, n):
-    """Uniform int32 in [0, n), n up to 2^31, number `draw` of a key, as (word * n) >> 32. The bias is below n
-    * 2^-32.
+    """Return a uniform int32 in [0, n): number `draw` (below 65,536) of the key of a lane and step, as (word * n) >>
+    32. The bias is below n * 2^-32.
     """
     return int32((uint64(block(key, draw)[0]) * uint64(n)) >> _SHIFT_32)
 
@@ -99,8 +99,8 @@ def split(value: int) -> np.ndarray:
 
 
 def stream_seed(seed: int, stream: int) -> int:
-    """Seed of random stream `stream`, derived from the run's seed: independent streams serve an evaluation's world, the
-    live view's. Stream 0 is the run itself.
+    """Derive the seed of random stream number `stream` from a run's seed. Stream 0 is the run's own seed; others serve
+    an evaluation's world or the live view's.
     """
     if stream == 0:
         return seed
@@ -111,7 +111,7 @@ def stream_seed(seed: int, stream: int) -> int:
 
 
 def _as_python(function: Any) -> FunctionType:
-    """Pure-Python version of a device function and its callees: compiling for a single number would cost half a
+    """Rebuild a device function and its callees as pure Python, because compiling for a single number would cost half a
     second.
     """
     plain = function.py_func

@@ -58,8 +58,8 @@ def importing() -> Iterator[None]:
 
 
 def wake_gpu(device: str) -> threading.Thread | None:
-    """Create a GPU's context in a thread, during imports: of GPU 0 for "auto" and "cuda", N for "cuda:N". Returns the
-    thread; None for any other device.
+    """Start creating a GPU's CUDA context in a thread, while modules are imported. `device` "auto" and "cuda" mean GPU
+    0, "cuda:N" GPU N. Returns the thread; None for any other device.
 
     The driver takes some tenths of a second for it. A missing or failing GPU is left to torch to report.
     """
@@ -81,8 +81,8 @@ def _make_context(index: int) -> None:
 
 
 def set_threads(count: int, ranks: int = 1) -> int:
-    """Set torch and numba to `count` CPU threads, or for 0 to this machine's cores divided by `ranks`, the ranks that
-    share them; return the number. It is part of a run's configuration because reductions depend on it.
+    """Set torch and numba to `count` CPU threads; 0 means this machine's cores divided by `ranks`, the processes that
+    share them. Returns the number, which belongs to a run's configuration because reductions depend on it.
     """
     import numba
     import torch
@@ -96,8 +96,8 @@ def set_threads(count: int, ranks: int = 1) -> int:
 
 
 def find_device(text: str) -> torch.device:
-    """Torch device of the configuration's `run.device`. Raises MachineError if the GPU does not exist, UsageError for
-    any other text.
+    """Convert the configuration's `run.device` to a torch device. Raises MachineError if the GPU does not exist,
+    UsageError for any other text.
     """
     import torch
 
@@ -124,8 +124,8 @@ def find_device(text: str) -> torch.device:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether `error`, or an error that it followed, reports that a device's memory is exhausted. (A failed capture
-    hides the cause in its context.)
+    """Whether `error`, or an error that it followed, reports that a device's memory is exhausted. (A failed graph
+    capture hides the cause in its context.)
     """
     import torch
 
@@ -134,7 +134,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def device_error(error: Exception) -> DeviceError | None:
-    """DeviceError for an out-of-memory error or an unrecoverable GPU fault; None for any other error."""
+    """Convert an out-of-memory error or an unrecoverable GPU fault to a DeviceError with advice; None for any other
+    error.
+    """
     import torch
 
     if out_of_memory(error):

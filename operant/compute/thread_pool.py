@@ -29,8 +29,8 @@ SMALLEST = 64
 
 
 def _write_order(board: Any, number: int, first: int, last: int, offset: int, pieces: int) -> None:
-    """Write order `number`, the indices [first, last) in `pieces` pieces, to the board that all threads of the pool
-    read, then publish it.
+    """Post order `number` on the board that all threads of the pool read: indices [first, last) in `pieces` pieces,
+    with the body's argument `offset`.
     """
     row = (3 + 3 * number) * LINE
     board[row], board[row + 1], board[row + 2], board[row + 3] = first, last, offset, pieces
@@ -38,6 +38,7 @@ def _write_order(board: Any, number: int, first: int, last: int, offset: int, pi
 
 
 def _write_stop(board: Any) -> None:
+    """Post on the board that the pool's threads should return."""
     add(board, STOPPED, 1)
 
 
@@ -46,8 +47,8 @@ _stop = cache_cpu(njit(nogil=True)(_write_stop), "the last of orders")
 
 
 class KernelThreadPool:
-    """Pool of `threads` threads, including the caller's, that runs a CPU kernel on two bound tuples for ranges of
-    indices (orders) submitted during a `session`.
+    """Pool of `threads` threads, including the caller's, that runs one CPU kernel on two bound tuples. Ranges of
+    indices (orders) are submitted during a `session`.
     """
 
     def __init__(self, kernel: Kernel, threads: int, lanes: Any, slot: Any) -> None:
@@ -58,7 +59,7 @@ class KernelThreadPool:
 
     @contextlib.contextmanager
     def session(self, orders: int) -> Iterator[None]:
-        """Run the pool's threads while the context lasts, for up to `orders` orders (ranges of indices)."""
+        """Context in which the pool's threads run and accept up to `orders` orders (ranges of indices)."""
         self._board, self._submitted = np.zeros((3 + 3 * orders) * LINE, np.int64), 0
         self._finished = 0
         work = self._kernel.run_orders
@@ -77,8 +78,8 @@ class KernelThreadPool:
             future.result()
 
     def submit(self, first: int, last: int, offset: int) -> int:
-        """Submit a run of the kernel for indices [first, last) with the body's argument `offset`. Returns the order's
-        number.
+        """Submit an order: run the kernel for indices [first, last) with the body's argument `offset`. Returns the
+        order's number, for `wait`.
         """
         pieces = max(1, min(self.threads * PIECES, (last - first) // SMALLEST)) if self.threads > 1 else 1
         _submit(self._board, self._submitted, first, last, offset, pieces)
@@ -86,15 +87,15 @@ class KernelThreadPool:
         return self._submitted - 1
 
     def help(self) -> bool:
-        """Process a piece of a submitted order in the calling thread; False if none was left."""
+        """Run one piece of a submitted order in the calling thread. Returns False if none was left."""
         return any(
             self._kernel.run_piece(number, self._board, *self._groups)
             for number in range(self._finished, self._submitted)
         )
 
     def wait(self, number: int) -> None:
-        """Process pieces in the calling thread until order `number` is complete. Orders must be awaited in submission
-        order.
+        """Run pieces in the calling thread until order `number` is complete. Orders must be awaited in the order of
+        submission.
         """
         self._kernel.run_orders(number, number + 1, self._board, *self._groups)
         self._finished = number + 1

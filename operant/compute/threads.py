@@ -24,7 +24,7 @@ def alone() -> Iterator[None]:
 
 
 def _join(meeting: threading.Barrier) -> None:
-    """Set this pool thread to single-threaded torch operations permanently."""
+    """Set this pool thread to single-threaded torch operations permanently, and wait until all threads have done so."""
     torch.get_num_threads()  # without this call the thread adopts the process-wide number at its first operation
     torch.set_num_threads(1)
     meeting.wait()  # one task per pool thread
@@ -47,7 +47,9 @@ class ThreadPool:
             torch.set_num_threads(everyone)
 
     def run(self, work: Sequence[Callable[[], None]]) -> None:
-        """Run callables concurrently, at most one per thread. Raises the first failure after all have ended."""
+        """Run callables concurrently, at most one per thread, the first in the calling thread. Raises the first failure
+        after all have ended.
+        """
         with alone():
             others = [self._pool.submit(piece) for piece in work[1:]] if self._pool is not None else []
             try:

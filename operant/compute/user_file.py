@@ -30,8 +30,8 @@ _IMPORTS = {
 
 
 def problem(error: BaseException, path: Path) -> str:
-    """Error that a user's file raised, in one sentence with the last line of the file and, for an undefined name, the
-    import that defines it.
+    """Describe an error that a user's file raised, in one sentence: the last line of the file that it passed and, for
+    an undefined name, the import that defines it.
     """
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} (line {error.lineno})"
@@ -41,13 +41,13 @@ def problem(error: BaseException, path: Path) -> str:
 
 
 def import_hint(name: str | None) -> str:
-    """Suffix of a message about an undefined name: the import that defines it; "" without one."""
+    """Suffix of a message about an undefined name: the import that defines it; "" if none is known."""
     return f": add `{_IMPORTS[name]}`" if name in _IMPORTS else ""
 
 
 class _FromText(SourceFileLoader):
-    """Loader that compiles the source text: cached bytecode in `__pycache__` may belong to an older text or another
-    author.
+    """Module loader that always compiles the source text. Cached bytecode in `__pycache__` may belong to an older text
+    or another author.
     """
 
     def get_code(self, fullname: str) -> CodeType:
@@ -55,7 +55,7 @@ class _FromText(SourceFileLoader):
 
 
 def load(path: Path, name: str) -> ModuleType:
-    """Import a file as a new module named `name`. Raises whatever the file raises."""
+    """Import a user's file as a new module named `name`, and return the module. Raises whatever the file raises."""
     loader = _FromText(name, str(path))
     spec = spec_from_file_location(name, path, loader=loader)
     assert spec is not None

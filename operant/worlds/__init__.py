@@ -38,8 +38,8 @@ def make(
     draws: bool = False,
     changing: Sequence[str] = (),
 ) -> DeviceWorld | HostWorld:
-    """Make the world of an environment: kernels on a device, or host processes for an outside one. `draws`: an outside
-    environment can be drawn.
+    """Make the world (N lanes stepped together) of an environment: kernels on a device, or host processes for an
+    outside one. `draws` makes the lanes of an outside environment drawable by `painter`.
 
     `stream`, `lane0` and `changing`: see `DeviceWorld`.
     """
@@ -53,7 +53,9 @@ def make(
 
 
 def painter(world: DeviceWorld | HostWorld) -> Painter | HostPainter:
-    """Make the painter that draws the lanes of a world, which was made with `draws`."""
+    """Make the painter, which draws the lanes of a world. A world of an outside environment must have been made with
+    `draws`.
+    """
     if isinstance(world, DeviceWorld):
         return Painter(world)
     from operant.worlds.host_world import HostPainter

@@ -15,8 +15,8 @@ EPISODES, LENGTH, RETURN, TALLIES = range(4)  # rows of `World.episode_sums`, fo
 
 
 class Slot(NamedTuple):
-    """Buffers of one step of N lanes, or of T steps: its actions, and its outcome (observations, rewards, ends of
-    episodes, legal actions).
+    """Buffers of one step of N lanes (parallel copies of an environment), or of T steps: the actions and their outcome,
+    that is observations, rewards, ends of episodes and legal actions.
     """
 
     action: Any  # (A, N) int32 or float32; a Box action is clipped to its bounds in place
@@ -32,8 +32,8 @@ class Slot(NamedTuple):
 
 
 def make_slot(env: Env, lanes: int, device: torch.device, steps: int | None, window: int, *, finals: bool) -> Slot:
-    """Allocate the buffers of one step, or of `steps` steps with a leading T (observations and legal actions T + 1).
-    Final observations have a leading T / `window`, rounded up; None without `finals`.
+    """Allocate a `Slot` for one step of `lanes` lanes, or for `steps` = T steps with a leading T (observations and
+    legal actions T + 1). Final observations have a leading T / `window`, rounded up; they are None without `finals`.
     """
     N = lanes
     T = () if steps is None else (steps,)
@@ -59,8 +59,8 @@ def make_slot(env: Env, lanes: int, device: torch.device, steps: int | None, win
 
 
 def step_slot(slot: Slot, step: int, window: int) -> Slot:
-    """Slot of step t of a rollout: observation and legal actions at t + 1, the rest at t. For t = -1 (a reset): those
-    of step 0.
+    """Slice step t (`step`) out of a rollout's slot: observation and legal actions at t + 1, final observation at t //
+    `window`, the rest at t. For t = -1 (a reset) observation and legal actions of step 0.
     """
     indices = {"observation": step + 1, "legal": step + 1, "final_observation": max(step, 0) // window}
     return Slot(
@@ -99,12 +99,12 @@ class World(Protocol):
 
     @property
     def resumes(self) -> bool:
-        """Whether `state` holds the lanes' full state; otherwise a resumed run resets them."""
+        """Whether `state` contains the lanes' full state. If not, a resumed run resets every lane."""
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Host time spent in the parts of a step so far, such as "environment" and "copy"; empty if a graph holds a
-        step.
+        """Host time spent so far in the parts of a step, in seconds by name, such as "environment" and "copy"; empty if
+        a graph contains the step.
         """
 
     @property
@@ -112,28 +112,28 @@ class World(Protocol):
         """Number of steps of a rollout that share one final observation per lane."""
 
     def slot(self, steps: int | None = None) -> Slot:
-        """Allocate the buffers of one step, or with `steps` of a rollout: each with a leading T, observations and legal
-        actions T + 1.
+        """Allocate the buffers of one step, or, if `steps` is T, of a rollout: each with a leading T, observations and
+        legal actions with T + 1.
         """
 
     def bind(self, slot: Slot, step: int | None = None) -> Slot:
-        """Convert a slot to the form that `reset` and `step` take: of one step, or step t of a rollout; t = -1 for
-        `reset`.
+        """Convert a slot to the form that `reset` and `step` take: with `step` = t one step of a rollout's slot (t = -1
+        for `reset`), without it a slot of one step.
         """
 
     def reset(self, slot: Slot) -> None:
         """Reset every lane and write the first observations to a bound slot. Counts as one tick of the clock."""
 
     def step(self, slot: Slot, offset: int = 0) -> None:
-        """Step every lane: read actions from a bound slot, and write the outcome to it. `offset` counts the steps since
-        the last `advance`, which moves the clock.
+        """Step every lane: read actions from the bound slot and write the outcome to it. `offset` is the number of
+        steps since the last `advance`, which moves the clock.
         """
 
     def advance(self, steps: int) -> None:
-        """Advance the clock by the steps taken with offsets 0 ... steps - 1."""
+        """Advance the clock by the number of steps taken since the last call."""
 
     def seek(self, tick: int) -> None:
-        """Set the clock to `tick`: equal actions then give equal steps."""
+        """Set the clock to `tick`. The same actions from the same state then give the same steps."""
 
     def noise(self, out: torch.Tensor, purpose: int = rng.ACTION) -> None:
         """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps, keyed by
@@ -141,8 +141,8 @@ class World(Protocol):
         """
 
     def episode_sums(self, slot: Slot) -> torch.Tensor:
-        """Sums over the episodes that ended in the steps of an unbound slot, (3 + K) float64: count, length, return, K
-        tallies. The slot must hold all steps since the last call.
+        """Sums over the episodes that ended in the steps of an unbound slot, (3 + K) float64: number, length and
+        return, then K tallies (the environment's own statistics). The slot must hold all steps since the last call.
         """
 
     @property
@@ -151,12 +151,12 @@ class World(Protocol):
 
     @property
     def ended_tallies(self) -> torch.Tensor | None:
-        """Sums of the tallies of each lane's episodes that ended since `episode_sums`, (K, N); None if the environment
-        has none.
+        """Tallies (an environment's own episode statistics) summed over the episodes that ended since the last
+        `episode_sums`, per lane (K, N); None if the environment has none.
         """
 
     def restored(self) -> None:
-        """Apply tensors that were written into those of `state`; called after each restore."""
+        """Apply new values of the tensors that `state` returned; called after each restore from a checkpoint."""
 
     def state(self) -> dict[str, torch.Tensor]:
         """Tensors that a resumed run needs to continue bit for bit, by name."""

@@ -32,7 +32,7 @@ STEPS = 200
 
 
 def source_of(env: Env) -> str:
-    """Source file of an environment."""
+    """Path of the source file that defines an environment's `step`."""
     step: Any = env.step
     return str(step.py_func.__code__.co_filename)
 
@@ -40,11 +40,11 @@ def source_of(env: Env) -> str:
 def rollout_actions(
     env: Env, generator: np.random.Generator, t: int, lanes: int, legal: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Actions of step t for testing an environment, (A, N), int32 or float32. Even lanes: random, in every other one
-    restricted to the mask `legal` (H, N) if given.
+    """Actions (A, N) of step `t` that test an environment, int32 or float32: random in even lanes, the lowest or
+    highest in odd ones. If the mask `legal` (H, N) is given, every other even lane takes legal actions only.
 
-    Odd lanes: alternately the lowest and highest action, each lane with its own period. An unbounded Box is tested
-    within +-1,000.
+    Odd lanes alternate between lowest and highest, each lane with its own period. An unbounded Box is tested within
+    +-1,000.
     """
     low: np.ndarray
     high: np.ndarray
@@ -65,7 +65,7 @@ def rollout_actions(
 
 
 class Call(NamedTuple):
-    """Kernel body and its two named tuples of tensors."""
+    """Arguments of a launch: a kernel body and the two named tuples of tensors that it takes."""
 
     body: Callable[..., Any]
     first: Any
@@ -73,16 +73,18 @@ class Call(NamedTuple):
 
 
 class Colours(NamedTuple):
-    """Output buffer of small pictures, as float colours before quantisation."""
+    """Output buffer of the bounds-checked pixel shader: float colours as returned, not yet clipped or converted to
+    bytes.
+    """
 
     colours: Any  # (N, H, W, 3) float32, written
 
 
 class BoundsChecked:
-    """Reset, step and shader of an environment, compiled by `compile` with every index checked, on buffers between
-    guard rows.
+    """Reset, step and pixel shader of an environment, compiled by `compile` for the CPU with every index checked. Its
+    buffers lie between guard rows, which reveal stray writes.
 
-    `cached` loads code compiled by an earlier process; `float64_places` is not available then.
+    `cached` loads code compiled by an earlier process; `float64_places` is then unavailable.
     """
 
     def __init__(self, env: Env, lanes: int, params: Any = None, *, cached: bool = False) -> None:
@@ -116,6 +118,9 @@ class BoundsChecked:
             }
 
     def _between_guards(self, group: Any, rows: dict[str, int]) -> Any:
+        """Replace buffers of the named tuple `group` by zeroed ones between guard rows, and return the new tuple.
+        `rows` gives the number of rows of each by name; buffers that are None stay None.
+        """
         for name, count in rows.items():
             if getattr(group, name) is None:
                 continue
@@ -128,7 +133,7 @@ class BoundsChecked:
         return group
 
     def compile(self) -> None:
-        """Compile all functions. Raises numba's errors."""
+        """Compile reset, step and shader with bounds checks. Raises numba's errors."""
         for name, call in self.calls.items():
             self._shells[name].compile(signature(call.first, call.second))
 
@@ -140,18 +145,19 @@ class BoundsChecked:
             self.episodes += int((self.slot.terminated | self.slot.truncated).sum())
 
     def draw(self) -> torch.Tensor:
-        """Pictures of the first lanes, (N, H, W, 3) float32, as `pixel_shader` returned them. Raises the errors of
-        `run`.
+        """Shade small pictures of the first lanes: (N, H, W, 3) float32, as `pixel_shader` returned the colours. Raises
+        IndexError and whatever the author's code raises.
         """
         self._run("pixel_shader", self.colours.numel() // 3)
         return self.colours
 
     def _run(self, name: str, count: int) -> None:
+        """Run the compiled function `name` for indices 0 ... `count` - 1 on its buffers."""
         call = self.calls[name]
         self._shells[name](count, bind(call.first), bind(call.second), 0)
 
     def overwritten_buffer(self) -> str | None:
-        """Name of a buffer whose guard rows were overwritten; None if there is none."""
+        """Name of a buffer whose guard rows were overwritten, such as "state"; None if all are intact."""
         for name, whole in self._whole.items():
             guards = torch.cat([whole[:GUARD_ROWS], whole[-GUARD_ROWS:]]).view(torch.uint8)
             if not bool((guards == GUARD_BYTE).all()):
@@ -159,11 +165,13 @@ class BoundsChecked:
         return None
 
     def _notes(self, name: str) -> Any:
-        """Numba's type annotations of compiled function `name`."""
+        """Numba's type annotations of the compiled function `name` ("reset", "step" or "pixel_shader")."""
         return next(iter(self._shells[name].overloads.values())).type_annotation
 
     def float64_places(self) -> list[str]:
-        """Lines of the author's file that compute in float64."""
+        """Source lines of the author's file that compute in float64, as text with line numbers. Requires `compile` in
+        this process.
+        """
         lines = set()
         for name in self.calls:
             notes = self._notes(name)
@@ -186,6 +194,10 @@ class BoundsChecked:
 
 
 def _checked_shell(body: Callable[..., Any]) -> Any:
+    """Make a numba function `(count, lanes, slot, offset)`, not yet compiled, that calls `body` for each index with
+    bounds checks.
+    """
+
     @njit(boundscheck=True, error_model="numpy")
     def shell(count, lanes, slot, offset):  # noqa: ANN001, ANN202
         for i in range(count):
@@ -195,7 +207,7 @@ def _checked_shell(body: Callable[..., Any]) -> Any:
 
 
 def _colour_body(env: Env, params: Any) -> Callable[..., Any]:
-    """Body that writes the unquantised colour of pixel i of N * H * W."""
+    """Make the kernel body that writes the colour of pixel i, of all N * H * W, unquantised to `Colours`."""
     colour = colour_function(env, params)
 
     @device
@@ -214,13 +226,13 @@ def _colour_body(env: Env, params: Any) -> Callable[..., Any]:
 
 
 def python_function(function: Any) -> Any:
-    """Python function from which a device function was made."""
+    """Return the Python function that a device function was made from."""
     return function.py_func
 
 
 def index_error(env: Env, params: Any) -> str | None:
-    """Location of an out-of-range index, found by running the functions as plain Python; None if that does not
-    reproduce it.
+    """Find an out-of-range index by running an environment's functions as plain Python. Returns the source line and the
+    message of the IndexError; None if none is raised.
     """
     ints = [
         np.zeros(env.int_state.n if env.int_state else 0, env.int_state.dtype if env.int_state else "int8"),
@@ -260,7 +272,9 @@ def index_error(env: Env, params: Any) -> str | None:
 
 
 def place_of(env: Env, error: IndexError) -> str | None:
-    """Line of the author's file where an error was raised, with the error; None if in no line of that file."""
+    """Describe where in the author's file `error` was raised: the source line and the message; None if the traceback
+    has no line of that file.
+    """
     trace, line = error.__traceback__, 0
     while trace is not None:
         line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == source_of(env) else line
@@ -269,7 +283,9 @@ def place_of(env: Env, error: IndexError) -> str | None:
 
 
 def shade_index_error(checked: BoundsChecked) -> str:
-    """Location of an out-of-range index in `pixel_shader`, found by running it as plain Python."""
+    """Find an out-of-range index by running `pixel_shader` as plain Python. Returns the source line and the message of
+    the IndexError, or a general sentence if none is raised.
+    """
     unknown = "`pixel_shader`: an index is outside s or int_state"
     env, lanes, p = checked.env, checked.lanes, device_params(checked.params)
     points = [np.float32((k + 0.5) / PICTURE_SIDE) for k in range(PICTURE_SIDE)]

@@ -28,8 +28,8 @@ MIN_LANES_PER_THREAD = 256
 
 
 class BridgedWorld(BufferedWorld):
-    """N lanes of an environment stepped by CPU threads, with slots on `device`. `pinned`: pin the host blocks for a
-    GPU; `least`: lanes per thread, at least.
+    """World whose N lanes are stepped by CPU threads, with slots on `device`. `pinned` pins the host blocks for a GPU;
+    `least` is the least number of lanes per thread.
 
     `stream`, `lane0`, `params`, `changing`: see `DeviceWorld`. An environment observed by pictures has one buffer.
     """
@@ -93,13 +93,15 @@ class BridgedWorld(BufferedWorld):
         )
 
     def _lane_major(self, block: Tensor) -> Tensor:
-        """Host block in lane-major layout, pinned if the world is."""
+        """Copy a host block to lane-major layout, pinned if the world is, and return its field-major view (..., n)."""
         rows = block.t().contiguous() if block.ndim == 2 else block
         rows = rows.pin_memory() if self.pinned else rows
         return rows.t() if block.ndim == 2 else rows
 
     def _allocate_staging(self, slot: Slot) -> Slot:
-        """Allocate the device copies of each buffer's blocks; returns `slot`."""
+        """Allocate device copies of each buffer's host blocks and append them to `_staging` and `_actions`; returns
+        `slot` unchanged.
+        """
         on_device = {name: block for name in COPIED_FIELDS if (block := getattr(slot, name)) is not None}
         device_blocks = (
             on_device
@@ -124,7 +126,7 @@ class BridgedWorld(BufferedWorld):
 
     @contextlib.contextmanager
     def stepping(self, steps: int) -> Iterator[None]:
-        """Run the thread pool while the context lasts, for `steps` steps of every buffer."""
+        """Context in which the thread pool runs: every buffer must be stepped `steps` times within it."""
         with contextlib.nullcontext() if self._pool is None else self._pool.session(steps * len(self.buffers)):
             yield
 
@@ -170,8 +172,9 @@ class BridgedWorld(BufferedWorld):
         self._world.seek(tick)
 
     def episode_sums(self, slot: Slot) -> Tensor:
-        """Sums over the episodes that ended in the steps of an unbound slot, (3 + K) float64: count, length, return, K
-        tallies. The slot must hold all steps since the last call. Call after `advance`.
+        """Sums over the episodes that ended in the steps of an unbound slot, (3 + K) float64: number, length and
+        return, then K tallies (the environment's own statistics). The slot must hold all steps since the last call.
+        Call after `advance`.
         """
         gained = torch.stack([torch.full_like(self._now[0], slot.reward.numel()), slot.reward.sum(dtype=torch.float64)])
         episodes = (slot.terminated | slot.truncated).sum(dtype=torch.float64)
@@ -186,9 +189,9 @@ class BridgedWorld(BufferedWorld):
         return self._world.running_tallies.to(self.device)
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors that a resumed run needs, by name: those of one world, independent of the buffers."""
+        """Tensors that a resumed run needs, by name. They do not depend on the number of buffers."""
         return {**self._world.state(), "tick": self._tick, "carried": self._carried}
 
     def restored(self) -> None:
-        """Apply tensors that were written into those of `state`."""
+        """Apply new values of the tensors that `state` returned: set the inner world's clock."""
         self._world.seek(int(self._tick))  # sync: once in a run

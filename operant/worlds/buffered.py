@@ -27,8 +27,8 @@ COPIED_FIELDS = ("observation", "legal", "reward", "terminated", "truncated")
 
 
 class Staging(NamedTuple):
-    """Copies of one buffer's outcome from host to device: pairs of (host, device) blocks, and the device blocks in slot
-    layout by name.
+    """Copies of one buffer's outcome (observations, rewards, ends) on their way from host to device: `pairs` of (host,
+    device) blocks, and views of the device blocks in slot layout, by name.
     """
 
     pairs: Sequence[tuple[Tensor, Tensor]]
@@ -36,8 +36,8 @@ class Staging(NamedTuple):
 
 
 class BufferedWorld:
-    """Base class of worlds stepped on the host: N lanes in buffers, contiguous ranges that are stepped and copied in
-    turn. A subclass provides `_staging` and `_actions` of each buffer and steps it.
+    """Base class of worlds stepped on the host: N lanes in buffers, contiguous ranges of lanes that are stepped and
+    copied in turn. A subclass provides `_staging` and `_actions` of each buffer and steps it.
     """
 
     capturable = False
@@ -71,14 +71,14 @@ class BufferedWorld:
         self._sums = torch.zeros(TALLIES + len(env.tally), dtype=torch.float64, device=self.device)
 
     def slot(self, steps: int | None = None) -> Slot:
-        """Allocate the buffers of one step, or with `steps` of a rollout: each with a leading T, observations and legal
-        actions T + 1.
+        """Allocate the tensors of one step, or, if `steps` is T, of a rollout: each with a leading T, observations and
+        legal actions with T + 1.
         """
         return make_slot(self.spec, self.count, self.device, steps, self.final_window, finals=self._finals)
 
     def bind(self, slot: Slot, step: int | None = None) -> Slot:
-        """Convert a slot to the form that `reset` and `step` take: of one step, or step t of a rollout; t = -1 for
-        `reset`.
+        """Convert a slot to the form that `reset` and `step` take: with `step` = t one step of a rollout's slot (t = -1
+        for `reset`), without it a slot of one step.
         """
         return slot if step is None else step_slot(slot, step, self.final_window)
 
@@ -90,8 +90,8 @@ class BufferedWorld:
         self._tick.add_(1)
 
     def step(self, slot: Slot, offset: int = 0) -> None:
-        """Step every lane: read actions from a bound slot, and write the outcome to it. `offset` counts the steps since
-        the last `advance`, which moves the clock.
+        """Step every lane: read actions from the bound slot and write the outcome to it. `offset` is the number of
+        steps since the last `advance`, which moves the clock.
         """
         count, late = len(self.buffers), len(self.buffers) if self.late else 0
         for k in range(count):
@@ -119,13 +119,15 @@ class BufferedWorld:
         self._actions[k].copy_(rows if self.device.type == "cpu" else rows.contiguous(), non_blocking=True)
 
     def sent(self, k: int) -> None:
-        """Record that all device work for buffer k has been queued on the current stream."""
+        """Record that all device work that buffer k (a range of lanes) waits for, such as the copy of its actions, is
+        queued on the current stream.
+        """
         if self._arrived:
             self._arrived[k].record(torch.cuda.current_stream(self.device))
 
     def begin(self, k: int, offset: int) -> None:
-        """Wait for the actions of buffer k (a range of lanes), and start stepping it; `offset` counts the steps since
-        the last `advance`.
+        """Wait for the actions of buffer k (a range of lanes) and start stepping it. `offset` is the number of steps
+        since the last `advance`.
         """
         if self._arrived:
             with self.timed("environment"):
@@ -137,15 +139,19 @@ class BufferedWorld:
             self._begin(k, offset)
 
     def arrived(self, k: int) -> bool:
-        """Whether the actions of buffer k are on the host."""
+        """Whether the actions of buffer k (a range of lanes) have arrived on the host."""
         return not self._arrived or self._arrived[k].query()
 
     def ready(self, *, wait: bool) -> list[int]:
-        """Numbers of the buffers whose step has finished, in any order; at least one if `wait`."""
+        """Indices of the buffers (ranges of lanes) whose step has finished, in any order. With `wait` block until there
+        is at least one.
+        """
         raise NotImplementedError
 
     def finish(self, k: int, slot: Slot) -> None:
-        """Wait until buffer k is stepped, and copy its true final observations to `slot` on the device."""
+        """Wait until buffer k (a range of lanes) is stepped, and copy its true final observations to `slot` on the
+        device.
+        """
         with self.timed("environment"):
             self._finish(k)
         if self._finals:
@@ -153,10 +159,15 @@ class BufferedWorld:
                 self._copy_finals(k, slot)
 
     def receive(self, k: int, slot: Slot) -> None:
-        """Copy the outcome of buffer k to `slot` on the device, without waiting."""
+        """Start copying the outcome of buffer k (a range of lanes) to `slot` on the device. Does not wait for
+        the copy.
+        """
         self._take(k, slot, COPIED_FIELDS)
 
     def _take(self, k: int, slot: Slot, names: Sequence[str]) -> None:
+        """Copy the host blocks of buffer k (a range of lanes) to the device, then the fields `names` to `slot`, where
+        rewards are clipped.
+        """
         staging, lanes = self._staging[k], self.buffers[k]
         for host, device_block in staging.pairs:
             device_block.copy_(host, non_blocking=True)
@@ -169,14 +180,16 @@ class BufferedWorld:
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Add the duration of a context in the stepping thread to `part` of a step, a key of `seconds`."""
+        """Context whose duration is added to `part` of a step, a key of `seconds`."""
         began_s = time.perf_counter()
         yield
         self._spent[part] += time.perf_counter() - began_s
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Time that the stepping thread has spent in the parts of a step ("environment", "copy", "waiting") so far."""
+        """Time that the stepping thread has spent so far in the parts of a step, in seconds: "environment", "copy" and
+        "waiting".
+        """
         return dict(self._spent)
 
     @contextlib.contextmanager
@@ -187,7 +200,9 @@ class BufferedWorld:
     # IMPLEMENTED BY A SUBCLASS
 
     def _put(self, k: int, name: str, out: Tensor) -> None:
-        """Write the field `name` of buffer k's outcome to `out`, its slice of a slot."""
+        """Write field `name` of the outcome of buffer k (a range of lanes) to `out`, that buffer's slice of a slot's
+        tensor.
+        """
         out.copy_(self._staging[k].on_device[name])
 
     def _reset(self) -> None:
@@ -195,18 +210,20 @@ class BufferedWorld:
         raise NotImplementedError
 
     def _begin(self, k: int, offset: int) -> None:
-        """Step buffer k, or start to step it in other threads or processes."""
+        """Step buffer k (a range of lanes), or start stepping it in other threads or processes."""
         raise NotImplementedError
 
     def _help(self) -> bool:
-        """Process part of a buffer that other threads are stepping; False if nothing was left."""
+        """Step part of a buffer that other threads are stepping. Returns False if nothing was left to do."""
         return False
 
     def _finish(self, k: int) -> None:
         """Wait until buffer k (a range of lanes) is stepped."""
 
     def _copy_finals(self, k: int, slot: Slot) -> None:
-        """Copy the final observations of buffer k to `slot` on the device."""
+        """Copy the true final observations of buffer k (a range of lanes) to `slot` on the device, where episodes
+        ended.
+        """
         raise NotImplementedError
 
     def _clip_actions(self, action: Tensor) -> None:
@@ -218,11 +235,11 @@ class BufferedWorld:
     # CLOCK
 
     def advance(self, steps: int) -> None:
-        """Advance the clock by the steps taken with offsets 0 ... steps - 1."""
+        """Advance the clock by the number of steps taken since the last call."""
         self._tick.add_(steps)
 
     def seek(self, tick: int) -> None:
-        """Set the clock to `tick`: equal actions then give equal steps."""
+        """Set the clock to `tick`. The same actions from the same state then give the same steps."""
         self._tick.fill_(tick)
 
     def noise(self, out: Tensor, purpose: int = rng.ACTION) -> None:
@@ -232,8 +249,8 @@ class BufferedWorld:
         self._noise.fill(out, purpose)
 
     def episode_sums(self, slot: Slot) -> Tensor:
-        """Sums over the episodes that ended between the last call and the last `advance`, (3 + K) float64: count,
-        length, return, K tallies. Ignores `slot`.
+        """Sums over the episodes that ended between the last call and the last `advance`, (3 + K) float64: number,
+        length and return, then K tallies (the environment's own statistics). Ignores `slot`.
         """
         sums = self._sums.clone()
         self._sums.zero_()

@@ -41,7 +41,9 @@ class Lanes(NamedTuple):
 
 
 def _indexed(device: torch.device) -> torch.device:
-    """Device with its index made explicit: "cuda" and "cuda:0" would otherwise compile twice."""
+    """Return `device` with an explicit index ("cuda" as "cuda:0"): otherwise the kernels of both would compile
+    twice.
+    """
     return (
         torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
     )
@@ -56,7 +58,9 @@ H200, M steps/s at 8,192 lanes, sharded and by one thread: Breakout (5 shards) 9
 
 
 class _Kernels(NamedTuple):
-    """Kernels of a reset and of a step, in the order of a step; None for parts that an environment does not need."""
+    """Kernels of a world, in the order of launch in a step after `reset`; None for parts that the environment does not
+    need.
+    """
 
     reset: Kernel
     step: Kernel
@@ -69,8 +73,9 @@ class _Kernels(NamedTuple):
 def _kernels(
     env: Env, params: Any, device: torch.device, every_final: bool, threads: int, changing: tuple[str, ...]
 ) -> _Kernels:
-    """Kernels of an environment, shared by all worlds of equal rules in this process (a run has two: training and
-    evaluation). `every_final`: all final observations are written.
+    """Make the kernels of an environment, or return those made before: all worlds of equal rules in this process share
+    them (a run has two: training and evaluation). With `every_final` they write all final observations. `threads` is
+    the number of threads that write a lane's observation.
     """
     if threads > 1:
         show = Kernel(shards_body(env, params, threads), device)
@@ -94,7 +99,9 @@ def _kernels(
 
 
 def _has_finals(env: Env, every_final: bool) -> bool:
-    """Whether final observations can be needed: of truncated episodes, or with `every_final` of all."""
+    """Whether final observations can be needed: with `every_final` those of all episodes, otherwise of
+    truncated ones.
+    """
     return every_final or env.time_limit is not None
 
 
@@ -177,16 +184,16 @@ class DeviceWorld:
         self.final_window = env.time_limit if env.pixels and env.time_limit is not None and not every_final else 1
 
     def slot(self, steps: int | None = None) -> Slot:
-        """Allocate buffers for one step, or with `steps` = T for a rollout, each with a leading T (observations and
-        legal actions T + 1: see `bind`).
+        """Allocate buffers for one step, or, if `steps` is T, for a rollout: each with a leading T, observations and
+        legal actions with T + 1 (see `bind`).
 
         Final observations have a leading T / W, rounded up, with W = `final_window`.
         """
         return make_slot(self.spec, self.count, self.device, steps, self.final_window, finals=self._has_finals)
 
     def bind(self, slot: Slot, step: int | None = None) -> Slot:
-        """Convert a slot to the form that `step` takes: of one step, or step t of a rollout, which writes observation
-        and legal actions t + 1.
+        """Convert a slot to the form that `step` takes: with `step` = t one step of a rollout's slot, which writes
+        observation and legal actions t + 1; without it a slot of one step.
 
         Step -1 of a rollout is for `reset`, which writes those of step 0.
         """
@@ -198,7 +205,9 @@ class DeviceWorld:
         )
 
     def _pictures(self, observation: torch.Tensor | None) -> torch.Tensor | None:
-        """Observations in kernel layout: pictures (O, N) as (N, H, W, 3), others unchanged."""
+        """View observations in the layout of the pixel kernels: pictures (O, N) as (N, H, W, 3). Other observations,
+        and None, are returned unchanged.
+        """
         return (
             observation.t().unflatten(1, self.spec.observation.shape)
             if observation is not None and self.spec.pixels
@@ -225,7 +234,7 @@ class DeviceWorld:
             self._show(kernels.show, slot)
 
     def _show(self, kernel: Kernel | None, slot: Slot) -> None:
-        """Launch a kernel that writes observations or pictures; do nothing if `kernel` is None."""
+        """Launch a kernel that writes observations or pictures of all lanes; do nothing if `kernel` is None."""
         if kernel is not None:
             kernel(self._write_threads, self._scene, slot)
 
@@ -236,7 +245,7 @@ class DeviceWorld:
 
     @property
     def bound(self) -> Lanes:
-        """Lanes as arrays, the first argument of `whole_step`."""
+        """State of all lanes as kernel arguments, the first argument of `whole_step`."""
         return self._bound
 
     def advance(self, steps: int) -> None:

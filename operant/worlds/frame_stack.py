@@ -36,8 +36,9 @@ class FrameStack:
         )
 
     def push(self, frames: Tensor, lanes: slice, begun: Tensor) -> Tensor:
-        """Push raw frames (n, H x W x C) of a slice of the lanes and return their stacked observations (n, h x w x k x
-        c). `begun` (n) marks the first frame of an episode.
+        """Preprocess raw frames (n, H x W x C) of a slice of the lanes, push them on their stacks and return the
+        stacked observations (n, h x w x k x c). `begun` (n) marks frames that begin an episode; each fills its whole
+        stack.
         """
         stack, newest = self._stack[lanes], self._preprocess(frames)
         older = stack[:, :, 1:]
@@ -45,13 +46,15 @@ class FrameStack:
         return stack.flatten(1)
 
     def final(self, frames: Tensor, lanes: Tensor) -> Tensor:
-        """Stacked final observations of `lanes` whose episode ended with these raw frames. Call before `push` replaces
-        the stack by the next episode's first frame.
+        """Stacked final observations (n, h x w x k x c) of the `lanes` whose episode ended with these raw `frames`.
+        Call before `push`, which replaces the stack by the next episode's first frame.
         """
         return torch.cat([self._stack[lanes][:, :, 1:], self._preprocess(frames)], 2).flatten(1)
 
     def _preprocess(self, rows: Tensor) -> Tensor:
-        """Grayscale and resize: (n, H x W x C) to (n, h x w, 1, c)."""
+        """Convert raw frames to grayscale and resize them, each if configured: (n, H x W x C) to (n, h x w, 1, c)
+        bytes.
+        """
         values = rows.view(len(rows), *self._shape)
         if self._grey or self._taps:
             values = values.int()
@@ -70,7 +73,9 @@ class FrameStack:
 
 
 def _tap(index: object, weight: object, axis: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Convert pixel indices and weights to tensors that broadcast along an axis of (n, H, W, C)."""
+    """Convert the pixel indices and weights of one resize tap (one input pixel per output pixel) to tensors on
+    `device`; the weights broadcast along `axis` of (n, H, W, C).
+    """
     shape = [1] * 4
     shape[axis] = -1
     return torch.as_tensor(index, device=device), torch.as_tensor(weight, device=device).view(shape)

@@ -92,7 +92,9 @@ def make_vec(
 
 
 class _Ended(NamedTuple):
-    """Episode sums of each lane after a step, valid where an episode ended."""
+    """Length, return and tallies (the environment's own statistics) of each lane's episode after a step, valid where an
+    episode ended.
+    """
 
     length: Any  # (N)
     total: Any  # (N) float64, the return
@@ -100,9 +102,9 @@ class _Ended(NamedTuple):
 
 
 class OperantVectorEnv(VectorEnv):
-    """Vector environment made by `make_vec`, which validates the arguments.
+    """Gymnasium vector environment over N lanes on one device. Create it by `make_vec`, which validates the arguments.
 
-    `world` is the underlying world. Its finished tallies are consumed for `info`, so do not consume them elsewhere.
+    `world` is the underlying world. `info` consumes its finished tallies, so read them nowhere else.
     """
 
     def __init__(
@@ -180,8 +182,8 @@ class OperantVectorEnv(VectorEnv):
         return self._observations(self._shown), self._mask(slot)
 
     def _reset_mask(self, options: dict[str, Any] | None) -> torch.Tensor | None:
-        """Mask of the lanes to reset, (N) bool, from the options of `reset`; None for all. Raises UsageError for any
-        other option.
+        """Read the mask of lanes to reset, (N) bool on the world's device, from the options of `reset`; None if all
+        lanes are reset. Raises UsageError for an invalid mask or any other option.
         """
         if others := sorted(set(options or {}) - {"reset_mask"}):
             raise UsageError(
@@ -268,7 +270,9 @@ class OperantVectorEnv(VectorEnv):
         return legal.T.cpu().numpy() == 1 if self._numpy else legal.T == 1
 
     def _mask(self, slot: Slot) -> dict[str, Any]:
-        """Entry `action_mask` of `info` for a slot; {} without legal actions."""
+        """Make the entries "action_mask" and "_action_mask" of `info` from a slot; {} if the environment defines no
+        legal actions.
+        """
         if slot.legal is None:
             return {}
         if self._numpy:
@@ -278,7 +282,9 @@ class OperantVectorEnv(VectorEnv):
         return _masked({"action_mask": slot.legal.T.view(torch.int8)}, self._everywhere)
 
     def _tallies(self) -> torch.Tensor:
-        """Tallies (the environment's own statistics) of the episodes that this step ended, (K, N)."""
+        """Tallies (the environment's own statistics) of the episodes that the last step ended, (K, N). Zeroes the
+        world's sums.
+        """
         finished = self.world.lanes.finished
         if finished is None:
             return self._no_tallies
@@ -295,12 +301,16 @@ class OperantVectorEnv(VectorEnv):
             raise UsageError("this vector environment is closed: make another with make_vec")
 
     def _next_slot(self) -> tuple[Slot, Slot]:
-        """Select the slot for the next step, which the step before the last wrote: unbound and bound."""
+        """Swap the two slots and return the one for the next step, unbound and bound. The one swapped out keeps the
+        last step's results.
+        """
         self._slots.reverse()
         return self._slots[0]
 
     def _observations(self, field_major: torch.Tensor) -> Any:
-        """Convert observations (O, N) to (N, O), or (N, *shape): a view for tensors, a copy for arrays."""
+        """Convert observations (O, N) to (N, O), or to (N, *shape) for pictures: a copy as an array, a view as a
+        tensor, as `output` demands.
+        """
         shape = self.single_observation_space.shape
         assert shape is not None
         if self._numpy:
@@ -308,7 +318,9 @@ class OperantVectorEnv(VectorEnv):
         return field_major.T.unflatten(1, shape)
 
     def _checked_actions(self, actions: Any) -> torch.Tensor:
-        """Actions as a field-major tensor (A, N). Raises UsageError."""
+        """Convert a caller's actions to a field-major tensor (A, N). Raises UsageError for a wrong shape or type, or,
+        unless they are on a GPU, a value out of range.
+        """
         try:
             tensor = actions.detach() if isinstance(actions, torch.Tensor) else torch.from_numpy(np.array(actions))
         except (TypeError, ValueError) as error:
@@ -329,6 +341,7 @@ class OperantVectorEnv(VectorEnv):
         return column
 
     def _numpy_info(self, slot: Slot, sums: _Ended, ended: np.ndarray) -> dict[str, Any]:
+        """Entries of ended episodes in `info`, as arrays; {} if no episode ended. `ended` is the mask of lanes, (N)."""
         lanes = np.flatnonzero(ended)
         if not lanes.size:
             return {}
@@ -348,6 +361,9 @@ class OperantVectorEnv(VectorEnv):
         return _masked({"final_obs": final_obs, **info}, ended)
 
     def _torch_info(self, slot: Slot, sums: _Ended, ended: torch.Tensor) -> dict[str, Any]:
+        """Entries of ended episodes in `info`, as tensors. They always exist; `ended`, the mask of lanes (N), marks
+        where they hold.
+        """
         episode = {"r": torch.where(ended, sums.total, 0.0), "l": torch.where(ended, sums.length, 0).to(torch.int64)}
         tally = dict(zip(self.world.spec.tally, sums.tallies, strict=True))
         info = {"final_info": _final_info(episode, tally, ended)}
@@ -357,7 +373,7 @@ class OperantVectorEnv(VectorEnv):
 
 
 def _masked(values: dict[str, Any], mask: Any) -> dict[str, Any]:
-    """Add Gymnasium's mask `_key` for each key: the lanes in which it holds."""
+    """Add a mask "_key" for every key of `values`, as Gymnasium does: the lanes in which its value holds."""
     masked = {}
     for key, value in values.items():
         masked[key], masked[f"_{key}"] = value, mask
@@ -365,7 +381,9 @@ def _masked(values: dict[str, Any], mask: Any) -> dict[str, Any]:
 
 
 def _final_info(episode: dict[str, Any], tally: dict[str, Any], ended: Any) -> dict[str, Any]:
-    """Entry "final_info" of `info`, as `SyncVectorEnv` builds it from ended lanes."""
+    """Build the entries "final_info" and "_final_info" of `info`, laid out as in Gymnasium's `SyncVectorEnv`; `ended`
+    is the mask of lanes, (N).
+    """
     info = {"episode": _masked(episode, ended)}
     if tally:
         info["tally"] = _masked(tally, ended)
@@ -397,6 +415,9 @@ def _action_space(action: Any) -> gymnasium.Space[Any]:
 
 
 def _find(name: str) -> Env:
+    """Find an environment by name, Gymnasium id or path of a file. Raises UsageError, with the nearest name, if there
+    is none.
+    """
     try:
         return envs.find(name)
     except KeyError:
@@ -407,6 +428,9 @@ def _find(name: str) -> Env:
 
 
 def _with_pixels(env: Env, pixels: Any) -> Env:
+    """Copy of `env` with pixel observations of `pixels` x `pixels`. Raises UsageError for an invalid side or an
+    environment without pictures.
+    """
     if not isinstance(pixels, int) or not 1 <= pixels <= 4096:
         raise UsageError(f"pixels is {pixels!r}: it must be a whole number, the side of a picture")
     try:
@@ -416,11 +440,13 @@ def _with_pixels(env: Env, pixels: Any) -> Env:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
+    """Hint for an error message about an unknown name: the nearest known name, or all known ones."""
     near = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {near[0]!r}?)" if near else f" (there are: {', '.join(known)})"
 
 
 def _checked_mode(mode: Any) -> AutoresetMode:
+    """Convert a user's autoreset mode, a name or Gymnasium's enumeration, to the enumeration. Raises UsageError."""
     names = {result.name.lower(): result for result in AutoresetMode}
     result = mode if isinstance(mode, AutoresetMode) else names.get(mode) if isinstance(mode, str) else None
     if result is None:
@@ -429,6 +455,7 @@ def _checked_mode(mode: Any) -> AutoresetMode:
 
 
 def _checked_seed(seed: Any) -> int:
+    """Convert a user's seed to an int in [0, 2^63). Raises UsageError."""
     try:
         number = operator.index(seed)
     except TypeError:
@@ -442,6 +469,9 @@ def _checked_seed(seed: Any) -> int:
 
 
 def _checked_device(device: str | torch.device) -> torch.device:
+    """Convert a user's device to a `torch.device` that exists. Raises UsageError for a wrong name, MachineError without
+    CUDA.
+    """
     try:
         checked = torch.device(device)
     except RuntimeError as error:

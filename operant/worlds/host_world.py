@@ -36,18 +36,19 @@ MOST_SIDE = 480
 
 
 def lane_seeds(seed: int, stream: int, tick: int, lanes: int, lane0: int = 0) -> np.ndarray:
-    """Seeds for `env.reset(seed=...)` of `lanes` lanes from lane `lane0` on at a tick (vectorised step), (N) int64
-    below 2^31. Later episodes of a lane continue its generator.
+    """Seeds for `env.reset(seed=...)` of the lanes `lane0` ... `lane0` + `lanes` - 1, (lanes) int64 below 2^31, derived
+    from the run's seed, the stream and the tick (number of vectorised steps). Later episodes of a lane continue its
+    generator.
     """
     return (np.random.SeedSequence([seed, stream, tick]).generate_state(lane0 + lanes)[lane0:] >> 1).astype(np.int64)
 
 
 class HostWorld(BufferedWorld):
-    """N lanes of an outside environment, stepped by host processes. Processes start at the first reset, and end with
-    this object, `close` or this process.
+    """World of N lanes of an outside environment, stepped by host processes. Processes start at the first reset and end
+    with this object, `close` or this process.
 
-    `draws`: the lanes can be rendered (see `pictures`). `raw`: frames are copied unprocessed and preprocessed on the
-    device; default on a GPU.
+    `draws`: the lanes can be rendered by `pictures`. `raw`: frames are copied to the device unprocessed and
+    preprocessed there; by default on a GPU.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class HostWorld(BufferedWorld):
 
     @property
     def _steppers(self) -> LaneProcesses:
+        """Worker processes; `reset` must have started them."""
         assert self._running is not None, "reset comes first"
         return self._running
 
@@ -137,13 +139,15 @@ class HostWorld(BufferedWorld):
         self._count(k)
 
     def ready(self, *, wait: bool) -> list[int]:
-        """Numbers of the buffers whose step has finished, in any order; at least one if `wait`. Raises
-        EnvironmentFailedError.
+        """Indices of the buffers (ranges of lanes) whose step has finished, in any order. With `wait` block until there
+        is at least one. Raises EnvironmentFailedError.
         """
         return self._steppers.ready(wait=wait)
 
     def _copy_finals(self, k: int, slot: Slot) -> None:
-        """Copy the final observations of buffer k to `slot` on the device, if an episode has ended."""
+        """Copy the true final observations of buffer k (a range of lanes) to `slot` on the device, where an episode
+        ended.
+        """
         part, blocks = self.buffers[k], self._steppers.blocks
         ended = np.flatnonzero(blocks.truncated[part] | blocks.terminated[part])
         if self._frames is not None and len(ended):
@@ -159,7 +163,9 @@ class HostWorld(BufferedWorld):
             )
 
     def _put(self, k: int, name: str, out: Tensor) -> None:
-        """Write the field `name` of buffer k's outcome to `out`, its slice of a slot; raw frames are preprocessed."""
+        """Write field `name` of the outcome of buffer k (a range of lanes) to `out`, that buffer's slice of a slot's
+        tensor. Raw frames are preprocessed.
+        """
         on_device = self._staging[k].on_device
         if name == "observation" and self._frames is not None:
             out.t().copy_(
@@ -173,7 +179,7 @@ class HostWorld(BufferedWorld):
             out.copy_(on_device[name])
 
     def _copy_observation(self, out: Tensor, on_device: Tensor) -> None:
-        """Copy observations to `out`, transposing channels-first pictures."""
+        """Copy observations (O, n) to `out`, transposing pictures that the environment returns channels-first."""
         if self.spec.channels_first:
             height, width, channels = self.spec.observation.shape
             out.t().unflatten(1, (height, width, channels)).copy_(
@@ -191,7 +197,9 @@ class HostWorld(BufferedWorld):
             reward.clamp_(-self._clip, self._clip)
 
     def _count(self, k: int) -> None:
-        """Update episode lengths, returns and sums of buffer k."""
+        """Update lengths and returns of the current episodes in buffer k (a range of lanes) after a step, and the sums
+        over ended ones.
+        """
         blocks, part = self._steppers.blocks, self.buffers[k]
         age, total = self._age[part], self._total[part]
         age += 1
@@ -202,8 +210,8 @@ class HostWorld(BufferedWorld):
             age[ended], total[ended] = 0, 0.0
 
     def _check(self, k: int, call: str) -> None:
-        """Raise EnvironmentFailedError if an observation or reward of buffer k is not finite; `call` is "reset" or
-        "step".
+        """Check that observations and rewards of buffer k (a range of lanes) are finite. Raises EnvironmentFailedError
+        with the first that is not; `call` is "reset" or "step".
         """
         blocks, part = self._steppers.blocks, self.buffers[k]
         ended = blocks.terminated[part] | blocks.truncated[part]
@@ -230,6 +238,9 @@ class HostWorld(BufferedWorld):
                     )
 
     def _not_finite_message(self, name: str, lane: int, column: int, value: float, action: Any, call: str) -> str:
+        """Describe a value that is not finite: the field of the observation or the reward, the lane, the value, and the
+        action before it. `name` is the block and `column` the index in its row.
+        """
         if name == "reward":
             what = "the reward"
         else:
@@ -249,7 +260,7 @@ class HostWorld(BufferedWorld):
     # CLOCK
 
     def advance(self, steps: int) -> None:
-        """Advance the clock by `steps`, and add up the sums of ended episodes."""
+        """Advance the clock by `steps`, and add the results of ended episodes to the sums for `episode_sums`."""
         super().advance(steps)
         if self._ended[:, 0].any():
             self._sums.add_(torch.from_numpy(self._ended.sum(axis=0)).to(self.device))
@@ -258,8 +269,8 @@ class HostWorld(BufferedWorld):
     # PICTURES AND PROCESSES
 
     def pictures(self, side: int) -> np.ndarray:
-        """Rendered pictures of all lanes, (N, side, side, 3) bytes, overwritten by the next call. Raises
-        EnvironmentFailedError.
+        """Render every lane's current state as (N, side, side, 3) uint8; `side` is reduced to MOST_SIDE. The next call
+        overwrites the array. Raises EnvironmentFailedError.
         """
         side = min(side, MOST_SIDE)
         self._steppers.blocks.side[0] = side
@@ -279,7 +290,9 @@ class HostWorld(BufferedWorld):
             self._running = None
 
     def _start(self) -> LaneProcesses:
-        """Start the worker processes, and pin the shared blocks for a GPU."""
+        """Start the worker processes and allocate the staging blocks, with a GPU in pinned memory; returns the
+        processes.
+        """
         hosting, lanes = self.spec.hosting, [range(part.start, part.stop) for part in self.buffers]
         self._running = steppers = LaneProcesses(
             self._source,
@@ -323,7 +336,9 @@ class HostWorld(BufferedWorld):
         return steppers
 
     def _allocate_staging(self, blocks: dict[str, Tensor]) -> Staging:
-        """Allocate the device copies of a buffer's blocks, rows (n, ...)."""
+        """Allocate device copies of one buffer's host blocks, given by name with rows (n, ...). On a CPU device the
+        host blocks serve as both.
+        """
         device_blocks = (
             blocks
             if self.device.type == "cpu"
@@ -334,20 +349,21 @@ class HostWorld(BufferedWorld):
 
 
 def _unpin_memory(address: int, device: torch.device) -> None:
+    """Unpin the shared memory at `address`, after waiting for the device."""
     torch.cuda.synchronize(device)  # sync: once in a run
     torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class HostPainter:
-    """Painter of a host world's lanes, as the environments' `render` shows them."""
+    """Renderer of an outside environment's lanes, by their own `render`. Has the interface of `Painter`."""
 
     def __init__(self, world: HostWorld) -> None:
         self._world = world
 
     def bind(self, pixels: Tensor) -> Tensor:
-        """Canvas for a tensor of pixels (N, H, H, 3) uint8: the tensor itself."""
+        """Return the canvas for a tensor of pixels (N, H, H, 3) uint8, which is the tensor."""
         return pixels
 
     def __call__(self, canvas: Tensor) -> None:
-        """Copy the picture of every lane to a canvas."""
+        """Render every lane and copy the pictures to a canvas made by `bind`."""
         canvas.copy_(torch.from_numpy(self._world.pictures(canvas.shape[1])))

@@ -40,8 +40,8 @@ _LOW_32 = 0xFFFFFFFF
 
 
 class _Functions(NamedTuple):
-    """An environment's functions with uniform signatures: over all lanes and an index, independent of the buffers the
-    environment declares.
+    """Environment functions with uniform signatures: each takes all lanes and a lane index i, independent of the
+    buffers that the environment declares.
     """
 
     reset: Any  # (lanes, i, p, key)
@@ -58,8 +58,8 @@ def _no_op(lanes, i, slot, p):
 
 
 def _functions(env: Env, params: Any, changing: Sequence[str] = ()) -> _Functions:
-    """Adapt an environment's functions to uniform signatures: with integer state and workspace if declared, with
-    `changing` parameters.
+    """Wrap an environment's functions so that they take (lanes, i, ...) instead of lane i's columns, whichever buffers
+    the environment declares. Parameters named in `changing` are read from `lanes.changing`.
     """
     reset_, step_ = env.reset, env.step
     if has_int_state(env):
@@ -91,8 +91,8 @@ def _functions(env: Env, params: Any, changing: Sequence[str] = ()) -> _Function
 
 
 def _read_changing(functions: _Functions, params: Any, changing: Sequence[str]) -> _Functions:
-    """Wrap functions to read `changing` parameters from `lanes.changing` instead of using the constants they are
-    given.
+    """Wrap functions so that the parameters named in `changing` are read from `lanes.changing` and the others stay
+    compile-time constants.
     """
     reset_, step_, write_observation_, write_final_, write_legal_, add_tallies = functions
     make_params, values = type(params), _values(device_params(params), changing)
@@ -121,8 +121,8 @@ def _read_changing(functions: _Functions, params: Any, changing: Sequence[str]) 
 
 
 def _values(params: Any, changing: Sequence[str]) -> Any:
-    """Make a function of `lanes` that returns the tuple of all parameters, `changing` ones from memory. Built by
-    composition: compiled code has no heterogeneous lists.
+    """Make a device function `(lanes) -> tuple` of all parameters: those named in `changing` are read from
+    `lanes.changing`, the others are constants. Built by composition, because compiled code has no heterogeneous lists.
     """
     found: Any = _empty
     for name, value in params._asdict().items():
@@ -135,15 +135,23 @@ def _empty(lanes):
     return ()
 
 
-def _with_read(before: Any, place: int) -> Any:
+def _with_read(before: Any, index: int) -> Any:
+    """Make a device function `(lanes) -> tuple` that appends `lanes.changing[index]` to the tuple that `before`
+    returns.
+    """
+
     @device
     def values(lanes):
-        return (*before(lanes), lanes.changing[place])
+        return (*before(lanes), lanes.changing[index])
 
     return values
 
 
 def _with_constant(before: Any, value: Any) -> Any:
+    """Make a device function `(lanes) -> tuple` that appends the constant `value` to the tuple that `before`
+    returns.
+    """
+
     @device
     def values(lanes):
         return (*before(lanes), value)
@@ -152,7 +160,9 @@ def _with_constant(before: Any, value: Any) -> Any:
 
 
 def _adapt_writer(env: Env, function: Any) -> Any:
-    """Adapt `observe` or `legal` to `(lanes, i, out, p)`: all shards in order if it is sharded."""
+    """Wrap an environment's `observe` or `legal` as a device function `(lanes, i, out, p)` that writes the whole column
+    `out` of lane i. For a sharded environment it writes all shards (parts of the observation) in order.
+    """
     shards = env.observation_shards
     if shards and env.int_state is not None:
 
@@ -186,7 +196,9 @@ def _adapt_writer(env: Env, function: Any) -> Any:
 
 
 def shard_function(env: Env, function: Any) -> Any:
-    """Adapt a sharded `observe` or `legal` to `(lanes, i, out, p, shard)`."""
+    """Wrap a sharded `observe` or `legal` of an environment as a device function `(lanes, i, out, p, shard)`, which
+    writes one shard (a part of the observation) of lane i.
+    """
     if env.int_state is not None:
 
         @device
@@ -203,8 +215,8 @@ def shard_function(env: Env, function: Any) -> Any:
 
 
 def _observation_writers(env: Env) -> tuple[Any, Any]:
-    """Make the numba device functions that write a lane's observation and final observation; no-ops for pictures,
-    which other kernels draw.
+    """Make the device functions `(lanes, i, slot, p)` that write a lane's observation and its final observation; no-ops
+    for pictures, which other kernels draw.
     """
     if env.pixels:
         return _no_op, _no_op
@@ -222,7 +234,9 @@ def _observation_writers(env: Env) -> tuple[Any, Any]:
 
 
 def _legal_writer(env: Env) -> Any:
-    """Make the function that writes a lane's legal actions; a no-op if the environment defines none."""
+    """Make the device function `(lanes, i, slot, p)` that writes a lane's mask of legal actions; a no-op if the
+    environment defines none.
+    """
     if not env.mask_size:
         return _no_op
     legal = _adapt_writer(env, env.legal)
@@ -235,12 +249,16 @@ def _legal_writer(env: Env) -> Any:
 
 
 def has_int_state(env: Env) -> bool:
-    """Whether an environment's functions take integer state and workspace."""
+    """Whether an environment's functions take integer state and a workspace (scratch integers) in addition to the
+    float32 state.
+    """
     return env.int_state is not None or env.workspace > 0
 
 
 def _adapt_action(env: Env, act: Any) -> Any:
-    """Adapt `act` to a column of actions: its only entry for Discrete, clipped to bounds for a Box."""
+    """Wrap `act(lanes, i, action, p, key)` so that it takes the lane's action column (A): a Discrete action is passed
+    as its only entry, a Box action is clipped to its bounds in place.
+    """
     if isinstance(env.action, Discrete):
 
         @device
@@ -262,7 +280,9 @@ def _adapt_action(env: Env, act: Any) -> Any:
 
 
 def _tally_adder(tallies: int) -> Any:
-    """Make the function that adds an ended episode's tallies to `finished`; a no-op without tallies."""
+    """Make the device function `(lanes, i)` that adds an ended episode's tallies (the environment's own statistics) to
+    `lanes.finished` and zeroes them; a no-op if `tallies`, their number, is 0.
+    """
 
     @device
     def add_tallies(lanes, i):
@@ -279,7 +299,9 @@ def _tally_adder(tallies: int) -> Any:
 
 @device
 def _key(lanes, i, offset, purpose):
-    """Key of the random numbers of lane i at the world's tick + offset."""
+    """Random number key of lane i at tick `lanes.tick` + `offset`, for `rng.uniform` and its siblings; `purpose`
+    separates steps from resets.
+    """
     tick = lanes.tick[0] + offset
     lane = uint32(uint32(lanes.lane0) + i)
     return (
@@ -295,9 +317,9 @@ def _key(lanes, i, offset, purpose):
 def step_body(
     env: Env, params: Any, every_final: bool = True, sharded: bool = False, changing: Sequence[str] = ()
 ) -> Any:
-    """Make the kernel body of one step of lane i, as the module describes it; with `sharded`, without the observation,
-    which `shards_body` writes. Without `every_final` a terminated lane's final observation, which nothing bootstraps
-    from, is not written.
+    """Make the kernel body `(i, lanes, slot, offset)` that steps lane i and resets it if its episode ended (see the
+    module docstring). Without `every_final` no final observation of a terminated episode is written, because nothing
+    bootstraps from it. With `sharded` no observation is written: `shards_body` does that.
 
     Parameters named in `changing` are read from `lanes.changing`; without any the code is unaffected. Scattered stores
     by single lanes cost a GPU far more than coalesced ones. Sums over ended episodes are therefore derived by
@@ -341,8 +363,8 @@ def step_body(
 
 
 def begin_body(env: Env, params: Any) -> Any:
-    """Make the kernel body of a step of lane i up to the end of its episode, for an environment observed by pictures;
-    `end_body` does the rest once the final pictures are drawn.
+    """Make the kernel body for the first half of a step of lane i, up to the end of its episode, in an environment
+    observed by pictures. Once the final pictures are drawn, `end_body` does the second half.
     """
     step = _functions(env, params).step
     p = device_params(params)
@@ -362,7 +384,9 @@ def begin_body(env: Env, params: Any) -> Any:
 
 
 def end_body(env: Env, params: Any) -> Any:
-    """Make the kernel body that resets lane i if `begin_body` ended its episode, and writes its legal actions."""
+    """Make the kernel body for the second half of a step of lane i in an environment observed by pictures: it resets
+    the lane if `begin_body` ended its episode, and writes its legal actions.
+    """
     reset, _, _, _, write_legal, add_tallies = _functions(env, params)
     p = device_params(params)
 
@@ -379,8 +403,9 @@ def end_body(env: Env, params: Any) -> Any:
 
 
 def reset_body(env: Env, params: Any, sharded: bool = False, changing: Sequence[str] = ()) -> Any:
-    """Make the kernel body that resets lane i with the random numbers of the current tick; with `sharded`, without what
-    `shards_body` writes. Parameters named in `changing` are read from memory.
+    """Make the kernel body `(i, lanes, slot, offset)` that resets lane i with the random numbers of the current tick.
+    With `sharded` no observation is written: `shards_body` does that. Parameters named in `changing` are read from
+    `lanes.changing`.
     """
     reset, _, write_observation, _, write_legal, _ = _functions(env, params, changing)
     if sharded:
@@ -401,8 +426,8 @@ def reset_body(env: Env, params: Any, sharded: bool = False, changing: Sequence[
 
 
 def shards_body(env: Env, params: Any, threads: int) -> Any:
-    """Make the kernel body that writes the observation and legal actions of lane i % N: the shards (parts of an
-    observation) of thread i // N of `threads`.
+    """Make the kernel body `(i, scene, slot, offset)` that writes observations and legal actions in shards (parts of an
+    observation), with `threads` threads per lane: index i is thread i // N of lane i % N.
 
     Neighbouring threads write the same rows of neighbouring lanes. `scene` is a `pixels.Scene` of arrays. A launch of N
     at offset k runs thread k only.

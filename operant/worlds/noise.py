@@ -19,7 +19,7 @@ _LOW_32 = 0xFFFFFFFF
 
 
 class Clock(NamedTuple):
-    """Key of random numbers: stream, lanes, time and purpose."""
+    """Key of a world's random numbers: time, seed, first lane and purpose."""
 
     tick: Any  # (1) int64, the world's tick, or the iteration
     seed: Any  # (2) uint32 stored as int32
@@ -28,20 +28,20 @@ class Clock(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Random buffer of a rollout, to be filled."""
+    """Output of the noise kernel: the random buffer of a rollout."""
 
     noise: Any  # (T, U, N) float32, written
 
 
 def seed_words(seed: int, stream: int, device: torch.device) -> torch.Tensor:
-    """Key words of a seed's random stream, (2) uint32 stored as int32."""
+    """Derive the two key words of a seed's random stream number `stream`: (2) uint32 stored as int32."""
     return torch.from_numpy(rng.split(rng.stream_seed(seed, stream)).view(np.int32).copy()).to(device)
 
 
 @device
 def noise_body(i, clock, out, offset):
-    """Write U uniform numbers in [0, 1) for each of T steps of lane i: number k is word k % 4 of draw k // 4, at tick +
-    t.
+    """Kernel body: write U uniform numbers in [0, 1) for each of T steps of lane i to `out.noise`. Number k of step t
+    is word k % 4 of draw k // 4 at tick `clock.tick` + `offset` + t.
     """
     lane, seed_low, seed_high = uint32(uint32(clock.lane0) + i), uint32(clock.seed[0]), uint32(clock.seed[1])
     count = out.noise.shape[1]
@@ -56,7 +56,7 @@ def noise_body(i, clock, out, offset):
 
 
 class NoiseSource:
-    """Random numbers of a world's lanes, keyed by its seed and its clock."""
+    """Source of uniform random numbers for a world's lanes, keyed by its seed and clock."""
 
     def __init__(self, tick: torch.Tensor, seed: torch.Tensor, lane0: int) -> None:
         """Take the clock `tick` (1) int64 and the key `seed` (2) of a world, both on its device; `lane0` is the global
@@ -74,4 +74,5 @@ class NoiseSource:
         self._fill(out.shape[2], *self._bound(out, purpose))
 
     def _bind(self, out: torch.Tensor, purpose: int) -> tuple[Clock, Noise]:
+        """Bind `out` and the world's clock with `purpose` as kernel arguments."""
         return bind(self._clock._replace(purpose=purpose)), bind(Noise(out))

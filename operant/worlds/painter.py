@@ -15,13 +15,13 @@ from operant.worlds.pixels import Canvas, Scene, shade_body
 
 @functools.cache
 def _shader(env: Env, params: Any, device: torch.device) -> Kernel:
-    """Shader kernel shared by all worlds of equal rules in this process."""
+    """Shader kernel of an environment, shared by all worlds of equal rules in this process."""
     return Kernel(shade_body(env, params), device)
 
 
 class Painter:
-    """Drawing of a world's lanes in their current state, by the environment's shader. Compiles at the first call, which
-    must precede a capture.
+    """Renderer of a world's lanes in their current state, by the environment's pixel shader. The first call compiles
+    the kernel and must precede a graph capture.
     """
 
     def __init__(self, world: DeviceWorld) -> None:
@@ -30,8 +30,8 @@ class Painter:
         self._shader = _shader(world.spec, world.params, world.device)
 
     def bind(self, pixels: torch.Tensor) -> Canvas:
-        """Canvas for a contiguous uint8 tensor (N, H, W, 3) on the world's device. Raises ValueError for any other
-        tensor.
+        """Canvas that shades into a contiguous uint8 tensor (N, H, W, 3) on the world's device. Raises ValueError for
+        any other tensor.
         """
         if (
             pixels.dtype != torch.uint8

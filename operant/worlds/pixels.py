@@ -16,7 +16,7 @@ from operant.envs import Env
 
 
 class Scene(NamedTuple):
-    """State of N lanes that a shader reads. Tensors outside the kernel, arrays inside."""
+    """State of N lanes that a pixel shader reads. Tensors outside kernels, arrays inside."""
 
     state: Any  # (F, N) float32
     int_state: Any  # (C, N) of the environment's type; None if unused
@@ -36,8 +36,8 @@ def _level(value: Any) -> Any:
 
 
 def colour_function(env: Env, params: Any) -> Any:
-    """Adapt `env.pixel_shader` to `(scene, lane, x, y)` -> (red, green, blue), independent of the buffers an
-    environment has.
+    """Wrap `env.pixel_shader` as a device function `(scene, lane, x, y) -> (red, green, blue)`, independent of the
+    buffers that the environment declares.
     """
     shade, p = env.pixel_shader, device_params(params)
     assert shade is not None, "this environment draws no picture"
@@ -57,7 +57,9 @@ def colour_function(env: Env, params: Any) -> Any:
 
 
 def _paint_function(env: Env, params: Any) -> Any:
-    """Make the function `(scene, i, pixels)` that shades pixel i of N * H * W at its centre."""
+    """Make the device function `(scene, i, pixels)` that shades pixel i, of all N * H * W, at its centre and writes it
+    to `pixels` (N, H, W, 3) uint8.
+    """
     colour = colour_function(env, params)
 
     @device
@@ -76,7 +78,7 @@ def _paint_function(env: Env, params: Any) -> Any:
 
 
 def shade_body(env: Env, params: Any) -> Any:
-    """Make the kernel body that shades pixel i of a canvas."""
+    """Make the kernel body `(i, scene, canvas, offset)` that shades pixel i, of all N * H * W, of a `Canvas`."""
     paint = _paint_function(env, params)
 
     @device
@@ -87,7 +89,9 @@ def shade_body(env: Env, params: Any) -> Any:
 
 
 def observe_body(env: Env, params: Any) -> Any:
-    """Make the kernel body that shades pixel i of the observations (N, H, W, 3) of a `Slot`."""
+    """Make the kernel body `(i, scene, slot, offset)` that shades pixel i, of all N * H * W, of a slot's observations
+    (N, H, W, 3).
+    """
     paint = _paint_function(env, params)
 
     @device
@@ -98,8 +102,8 @@ def observe_body(env: Env, params: Any) -> Any:
 
 
 def observe_final_body(env: Env, params: Any, every_final: bool) -> Any:
-    """Make the kernel body that shades pixel i of true final observations, in lanes that were truncated or, with
-    `every_final`, whose episode ended at all.
+    """Make the kernel body `(i, scene, slot, offset)` that shades pixel i of the final observations (N, H, W, 3): in
+    truncated lanes only, or with `every_final` in all whose episode ended.
     """
     paint = _paint_function(env, params)
 

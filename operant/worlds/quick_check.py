@@ -29,7 +29,9 @@ LANES, LONG_STEPS = 64, 1000
 
 
 class Finding(NamedTuple):
-    """Name and outcome of one check. A `warning` has passed but deserves attention."""
+    """Result of one check of an environment: its name, whether it passed, and a detail to print. A `warning` has passed
+    but deserves attention.
+    """
 
     name: str
     passed: bool
@@ -48,8 +50,8 @@ def require_sound(env: Env, file: Path, params: Any, device: torch.device) -> li
 
 
 def quick_check(env: Env, params: Any, device: torch.device) -> Iterator[Finding]:
-    """Yield the results of the quick checks in order, ending at the first failure. Code cached by an earlier process is
-    not compiled again.
+    """Run the quick checks of an environment and yield each result, ending at the first failure. Code compiled by an
+    earlier process is loaded from the cache.
     """
     yield (finding := check_declaration(env))
     if not finding.passed:
@@ -71,7 +73,7 @@ def quick_check(env: Env, params: Any, device: torch.device) -> Iterator[Finding
 
 
 def check_declaration(env: Env) -> Finding:
-    """Check that spaces, functions and parameters of the declaration are consistent."""
+    """Check that an environment's declaration is consistent: its spaces, functions and parameters."""
     problems = declaration_problems(env)
     return Finding(
         "declaration", not problems, "; ".join(problems) or f"{env.fields} fields, {env.observation.size} observed"
@@ -91,7 +93,9 @@ def check_compilation(checked: BoundsChecked) -> Finding:
 
 
 def _check_device(env: Env, params: Any, device: torch.device) -> Finding:
-    """Check that a world of the environment steps on `device`. Later worlds there reuse the kernels."""
+    """Check that a world of the environment compiles and steps on `device`. Later worlds in this process reuse the
+    kernels. Raises errors of the device itself.
+    """
     name, world = f"compiles for {device.type}", DeviceWorld(env, 1, seed=1, device=device, params=params)
     slot = world.bind(world.slot())
     try:
@@ -106,7 +110,9 @@ def _check_device(env: Env, params: Any, device: torch.device) -> Finding:
 
 
 def _check_shader(checked: BoundsChecked) -> Finding:
-    """Check that the shader's indices are in range: it runs as soon as a monitor shows the agent."""
+    """Check that every index of the pixel shader is in range. Training would run the shader only once a monitor shows
+    the agent.
+    """
     try:
         with muted():
             checked.draw()
@@ -129,7 +135,9 @@ def muted() -> Iterator[None]:
 
 
 def check_episodes_end(env: Env, steps: int, lanes: int) -> Iterator[Finding]:
-    """Yield a warning if no episode ended within `steps` steps of `lanes` lanes and there is no time limit."""
+    """Yield a warning if the environment has no time limit. For the caller that saw no episode end within `steps` steps
+    of `lanes` lanes.
+    """
     if env.time_limit is None:
         sentence = "returns are those of ended episodes: set time_limit, or let `step` return True as `terminated`"
         yield Finding(
@@ -141,7 +149,9 @@ def check_episodes_end(env: Env, steps: int, lanes: int) -> Iterator[Finding]:
 
 
 def check_indices(checked: BoundsChecked, steps: int) -> Finding:
-    """Check that every index lies within its column, in `steps` steps with random and extreme actions."""
+    """Check that every index of an environment's functions is in range, in `steps` steps with random and extreme
+    actions.
+    """
     name, generator = "keeps to its columns", np.random.default_rng(1)
     try:
         with muted():

@@ -64,8 +64,8 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]  # Any where the p
         self._actions = actions
 
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Step every lane; returns observations (N, O), rewards (N) float32, ends of episodes (N) bool, and an info per
-        lane.
+        """Step every lane with the stored actions; returns observations (N, O), rewards (N) float32, ends of episodes
+        (N) bool, and an info per lane.
         """
         observations, rewards, terminated, truncated, info = self.vector.step(self._actions)
         ended = terminated | truncated
@@ -90,8 +90,8 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]  # Any where the p
         self.vector.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Attribute `attr_name` of the vector environment, repeated for each requested lane. Raises AttributeError if
-        there is none.
+        """Return attribute `attr_name` of the vector environment, once for each requested lane. Raises AttributeError
+        if there is none.
         """
         if attr_name == "action_masks" and not self.vector.world.spec.mask_size:
             raise AttributeError("this environment defines no legal actions")
@@ -118,4 +118,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]  # Any where the p
         return [False for _ in self._get_indices(indices)]
 
     def _tallies(self, final_info: dict[str, Any]) -> dict[str, np.ndarray]:
+        """Tallies (the environment's own statistics) of ended episodes by name, (N) each, from an info's
+        "final_info".
+        """
         return {name: final_info["tally"][name] for name in self.vector.world.spec.tally}

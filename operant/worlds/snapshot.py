@@ -13,8 +13,8 @@ from operant.worlds.device_world import DeviceWorld
 
 
 class Snapshot(NamedTuple):
-    """Copy of the state of a world's lanes before a step or reset, to undo it in some of them; `slot`, written last,
-    must not change meanwhile.
+    """Copy of the state of a world's lanes before a step or reset, so that it can be undone in some of them. The
+    buffers of `slot`, which the last step or reset wrote, are referenced and must not change meanwhile.
     """
 
     columns: tuple[torch.Tensor, ...]  # (..., N) each
@@ -39,7 +39,9 @@ class Snapshot(NamedTuple):
 
 
 def _columns(world: DeviceWorld) -> list[torch.Tensor]:
-    """Buffers that a lane carries from step to step. The clock is excluded: random numbers are never drawn twice."""
+    """Tensors of a world that each lane carries from step to step. The clock is excluded, so that random numbers are
+    never drawn twice.
+    """
     lanes = world.lanes
     return [
         column
