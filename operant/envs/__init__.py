@@ -51,12 +51,12 @@ __all__ = [
 
 
 def names() -> list[str]:
-    """Sorted names of the shipped environments: every module below this package that exports `ENV`."""
+    """Sorted names of the shipped environments: one for each module below this package that exports `ENV`."""
     return sorted(_modules())
 
 
 def find(name: str) -> Env:
-    """Return the environment with a name, a Gymnasium id, or the path of a file ending in `.py`. Raises NotFoundError
+    """Find an environment by its name, its Gymnasium id, or the path of a file ending in `.py`. Raises NotFoundError
     for a missing file, KeyError for an unknown name, OperantError for a file that does not export an environment.
     """
     if name.endswith(".py"):
@@ -72,7 +72,7 @@ def find(name: str) -> Env:
 
 
 def _modules() -> dict[str, str]:
-    """Module of each shipped environment by its name: `minatar_breakout` is operant.envs.minatar.breakout."""
+    """Map the name of each shipped environment to its module: `minatar_breakout` to operant.envs.minatar.breakout."""
     files = (
         path.relative_to(folder)
         for folder in __path__
@@ -103,6 +103,7 @@ def load_file(path: Path) -> Env:
 
 
 def _named(module: ModuleType, name: str) -> Env:
+    """Return a module's `ENV` with this `name`. Raises OperantError if the module exports none."""
     env = getattr(module, "ENV", None)
     if not isinstance(env, Env):
         if outside := _gymnasium_classes(module):
@@ -117,7 +118,7 @@ def _named(module: ModuleType, name: str) -> Env:
 
 
 def _gymnasium_classes(module: ModuleType) -> list[str]:
-    """Classes of gymnasium.Env that a user's file defines, as FILE.py:CLASS."""
+    """Subclasses of gymnasium.Env that a user's file defines, as FILE.py:CLASS, for a message."""
     gymnasium, file = sys.modules.get("gymnasium"), os.path.basename(module.__file__ or "")
     if gymnasium is None:
         return []

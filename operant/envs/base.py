@@ -97,10 +97,12 @@ from operant.old_names import KEYWORDS
 
 
 class _Declared:
-    """Base class that rejects field names of earlier versions. (Old files are translated: operant/old_names.py.)"""
+    """Base class of declarations that rejects field names of earlier versions. (Old files are translated:
+    operant/old_names.py.)
+    """
 
     def __new__(cls, *args: Any, **fields: Any) -> Any:
-        """Create the instance. Raises OperantError for a field name of an earlier version, and states the new one."""
+        """Create the instance. Raises OperantError for a field name of an earlier version, with the new name."""
         for old in KEYWORDS.keys() & fields:
             raise OperantError(
                 f"{cls.__name__}({old}=...) is called {KEYWORDS[old]} now: write {cls.__name__}({KEYWORDS[old]}=...)"
@@ -110,7 +112,7 @@ class _Declared:
 
 @dataclass(frozen=True)
 class Box(_Declared):
-    """Space of `size` numbers of one dtype, with bounds (one for all, or one per number)."""
+    """Space of `size` numbers of one dtype, with lower and upper bounds (one for all numbers, or one for each)."""
 
     size: int
     low: float | tuple[float, ...] = -math.inf
@@ -129,7 +131,7 @@ class Box(_Declared):
             object.__setattr__(self, "categories", self.categories[0])
 
     def bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Lower and upper bounds of the values, (size,) each."""
+        """Lower and upper bounds of the space's numbers, (size,) each."""
         low = self.low if isinstance(self.low, tuple) else (self.low,) * self.size
         high = self.high if isinstance(self.high, tuple) else (self.high,) * self.size
         return low, high
@@ -163,7 +165,9 @@ class MultiDiscrete:
 
 @dataclass(frozen=True)
 class IntState:
-    """`n` integers per lane in addition to the float32 state, such as a board or a grid."""
+    """State of `n` integers per lane (copy of an environment) in addition to the float32 state, such as a board or a
+    grid.
+    """
 
     n: int
     dtype: str = "int8"
@@ -171,8 +175,8 @@ class IntState:
 
 @dataclass(frozen=True)
 class Env(_Declared):
-    """Rules and spaces of an environment: its parameters, state, functions and declared features, see the module
-    docstring. Immutable; knows no lanes.
+    """Declaration of an environment: its parameters, state, spaces, functions and optional features (see the module
+    docstring). Immutable; knows no lanes.
     """
 
     Params: type
@@ -212,15 +216,17 @@ class Env(_Declared):
 
     @property
     def mask_size(self) -> int:
-        """Length of the mask that `legal` writes, over all dimensions; 0 if every action is always legal."""
+        """Length of the mask of legal actions that `legal` writes, over all dimensions of the action; 0 if every action
+        is always legal.
+        """
         if self.legal is None or isinstance(self.action, Box):
             return 0
         return self.action.n if isinstance(self.action, Discrete) else sum(self.action.n)
 
 
 def with_pixels(env: Env, side: int) -> Env:
-    """Copy of an environment with pixel observations, (side, side, 3) bytes. Raises OperantError without a
-    `pixel_shader`.
+    """Copy an environment and replace its observations by pictures of side x side pixels, (side, side, 3) bytes. Raises
+    OperantError without a `pixel_shader`.
     """
     if env.pixel_shader is None:
         raise OperantError(f"{env.name or 'the environment'} draws no picture: `env.pixels` needs a `pixel_shader`")
@@ -230,7 +236,7 @@ def with_pixels(env: Env, side: int) -> Env:
 
 
 def step_seconds(env: Env, params: Any) -> float | None:
-    """Duration of a step for a viewer in seconds: `params.tau` x `params.frames`, or `env.step_s`; None if unknown."""
+    """Duration of a step in a viewer, in seconds: `params.tau` x `params.frames`, or `env.step_s`; None if unknown."""
     tau, frames = getattr(params, "tau", None), getattr(params, "frames", None)
     if tau is None and frames is None:
         return env.step_s

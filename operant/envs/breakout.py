@@ -108,18 +108,19 @@ class Params(NamedTuple):
 
 @device
 def _word(words, k):
-    """Select word k of four. No indexing, so that the words stay in registers."""
+    """Select word k of the four that hold the bricks' bits. No indexing, so that the words stay in registers."""
     return words[0] if k == 0 else words[1] if k == 1 else words[2] if k == 2 else words[3]
 
 
 @device
 def _standing(words, brick):
+    """Whether brick number `brick` is unbroken; `words` hold one bit per brick, 1 for broken."""
     return (_word(words, brick >> 5) >> int32(brick & 31)) & int32(1) == int32(0)
 
 
 @device
 def _without(words, brick):
-    """Remove a brick from the words."""
+    """Set the bit of brick number `brick` to broken; returns the four new words."""
     bit = int32(1) << int32(brick & 31)
     k = brick >> 5
     return (
@@ -132,7 +133,7 @@ def _without(words, brick):
 
 @device_call
 def _earlier_collision(best, edge, low, high, along, across, speed_along, speed_across, ball, target, sideways):
-    """Compute the collision of the ball with an edge, and return the earlier of it and `best`.
+    """Compute the collision of the ball with one edge within a frame, and return the earlier of it and `best`.
 
     A collision is (time in frames, overlap, along, across, target, sideways). The edge lies at coordinate `edge` on the
     axis `along` and spans [low, high] on the axis `across`. `along` and `across` are the ball's upper left corner,
@@ -155,7 +156,9 @@ def _earlier_collision(best, edge, low, high, along, across, speed_along, speed_
 
 @device_call
 def _earliest_with_bricks(best, words, x, y, vx, vy, p):
-    """Earliest of `best` and the collisions with bricks inside the bounding box of the ball's path."""
+    """Return the earliest of `best` and the ball's collisions with bricks inside the bounding box of its path in this
+    frame.
+    """
     top, bottom = min(y, y + vy) - p.bricks_y - _NEAR, max(y, y + vy) + p.ball - p.bricks_y + _NEAR
     if top < float32(ROWS) * p.brick_height and bottom > float32(0.0):
         left, right = min(x, x + vx) - _NEAR, max(x, x + vx) + p.ball + _NEAR
@@ -188,7 +191,7 @@ def _earliest_with_bricks(best, words, x, y, vx, vy, p):
 
 @device
 def _earliest_with_walls(best, x, y, vx, vy, p):
-    """Earliest of `best` and the collisions with the sides and the ceiling."""
+    """Return the earliest of `best` and the ball's collisions with the sides and the ceiling in this frame."""
     if (vx > float32(0.0) and x + vx > p.width - p.ball - _NEAR) or (vx < float32(0.0) and x + vx < _NEAR):
         edge = p.width if vx > float32(0.0) else float32(0.0)
         best = _earlier_collision(best, edge, float32(0.0), p.height, x, y, vx, vy, p.ball, int32(SIDE), True)
@@ -201,7 +204,7 @@ def _earliest_with_walls(best, x, y, vx, vy, p):
 
 @device
 def _inside(x, y, p):
-    """Position of the ball, put back if it left the field.
+    """Put the ball at (x, y) back into the field if it left it; returns its position.
 
     A ball leaves the field when it starts towards a side that it already touches, or by rounding.
     """
@@ -212,6 +215,7 @@ def _inside(x, y, p):
 
 @device
 def _points(brick):
+    """Reward for breaking brick number `brick`: 7, 4 or 1 by its pair of rows, from the top."""
     return float32(7 - 3 * (brick // (2 * COLUMNS)))
 
 
@@ -310,6 +314,7 @@ def _observe_word(obs, first, count, word):
 
 @device
 def _observe_numbers(s, obs, p):
+    """Write the first ten observation values: positions, velocity, score, balls and paddle width, scaled."""
     paddle_x, paddle_width, x, y, vx, vy = s[PADDLE_X], s[PADDLE_WIDTH], s[BALL_X], s[BALL_Y], s[BALL_VX], s[BALL_VY]
     score, balls = s[SCORE], s[BALLS]
     obs[0], obs[1] = paddle_x / p.width, p.paddle_y / p.height
@@ -321,7 +326,9 @@ def _observe_numbers(s, obs, p):
 
 @device_call
 def observe(s, cells, obs, p, shard):
-    """Write the rows of one shard: the bricks of one word, or for the last shard the other values."""
+    """Write the rows of one shard (part of the observation): the bricks of one word, or for the last shard the other
+    values.
+    """
     if shard < WORDS - 1:
         _observe_word(obs, SEEN + 32 * shard, 32, cells[shard])
     elif shard == WORDS - 1:

@@ -41,7 +41,7 @@ def game(
     ranges: Mapping[str, tuple[float | None, float | None]],
     **functions: Any,
 ) -> Env:
-    """Declare a card game that ends when its decks are dealt.
+    """Declare the environment of a card game that ends when its decks are dealt.
 
     Observations are `features` bytes with `categories` one-hot categories each (one number for all, or one per
     feature). `actions` is the number of actions or their names.
@@ -65,8 +65,8 @@ def game(
 
 @device_call
 def deal(s: Any, first: int, kinds: int, left: Any, key: Any, draw: int) -> Any:
-    """Deal a card and return its kind, int32. Rows first ... first + kinds - 1 of `s` hold the remaining count of each
-    kind; their sum is `left` >= 1.
+    """Draw a card at random and return its kind, int32, reducing that kind's count. Rows first ... first + kinds - 1 of
+    `s` hold the remaining count of each kind; their sum is `left` >= 1.
     """
     # Inverse transform sampling: the kind is the number of cumulative counts that do not exceed the card's index.
     index, below, kind = integer(key, draw, left), int32(0), int32(0)
@@ -79,7 +79,7 @@ def deal(s: Any, first: int, kinds: int, left: Any, key: Any, draw: int) -> Any:
 
 @device_call
 def cards_left(s: Any, first: int, kinds: int) -> Any:
-    """Number of remaining cards, int32: the sum of rows first ... first + kinds - 1 of `s`.
+    """Number of cards not yet dealt, int32: the sum of rows first ... first + kinds - 1 of `s`.
 
     Games end by this count, not by `decks`, which a schedule may change during an episode.
     """
@@ -91,8 +91,8 @@ def cards_left(s: Any, first: int, kinds: int) -> Any:
 
 @device
 def open_decks(s: Any, first: int, kinds: int, decks: Any, key: Any) -> Any:
-    """Shuffle `decks` decks: write the counts of each kind from row `first` of `s`, deal one card, and return
-    its kind.
+    """Start a game with `decks` full decks: write the count of each kind from row `first` of `s` on, draw one card, and
+    return its kind.
     """
     for kind in range(kinds):
         s[first + kind] = float32(DECK // kinds * decks)
@@ -101,12 +101,15 @@ def open_decks(s: Any, first: int, kinds: int, decks: Any, key: Any) -> Any:
 
 @device
 def _on_card(x: Any, y: Any, centre_x: Any, half_width: Any) -> bool:
+    """Whether the point (x, y) of a picture lies on a card centred at `centre_x`."""
     return in_box(x, y, centre_x, float32(0.45), half_width, float32(0.38))
 
 
 @device
 def _in_suit(x: Any, y: Any, suit: Any) -> bool:
-    """Whether (x, y), y up, lies in a suit's symbol within [-1, 1]^2: 0 spade, 1 diamond, 2 club, 3 heart."""
+    """Whether the point (x, y), y up, lies inside the symbol of a suit drawn within [-1, 1]^2: 0 spade, 1 diamond, 2
+    club, 3 heart.
+    """
     if suit == 1:
         return abs(x) * float32(1.4) + abs(y) < float32(1.0)
     stem = in_box(x, y, float32(0.0), float32(-0.7), float32(0.12), float32(0.3))
@@ -121,7 +124,9 @@ def _in_suit(x: Any, y: Any, suit: Any) -> bool:
 
 @device
 def card_picture(x: Any, y: Any, suit: Any, bar: Any, bar_colour: Any) -> Any:
-    """Colour at (x, y) of a card with a suit's symbol, and below it a bar of length `bar` in [0, 1]."""
+    """Colour at the point (x, y) of a picture of a card with a suit's symbol, and below it a bar of length `bar` in [0,
+    1].
+    """
     if in_box(x, y, float32(0.5), float32(0.92), float32(0.46), float32(0.04)):
         return bar_colour if x < float32(0.04) + float32(0.92) * bar else GROUND
     if not _on_card(x, y, float32(0.5), float32(0.28)):
@@ -133,7 +138,7 @@ def card_picture(x: Any, y: Any, suit: Any, bar: Any, bar_colour: Any) -> Any:
 
 @device
 def kind_picture(x: Any, y: Any, centre_x: Any, kind: Any, colour: Any) -> Any:
-    """Colour at (x, y) of a card centred at `centre_x` with kind + 1 dots, at most 16."""
+    """Colour at the point (x, y) of a picture of a card centred at `centre_x`, with kind + 1 dots, at most 16."""
     if not _on_card(x, y, centre_x, float32(0.21)):
         return GROUND
     across, down = (x - centre_x + float32(0.2)) * float32(10.0), (y - float32(0.1)) * float32(5.7)

@@ -42,7 +42,7 @@ class Params(NamedTuple):
 
 
 def _rules(count: int) -> tuple[Any, Any]:
-    """Make `reset` and `step` for a table of `count` cards."""
+    """Make the device functions `reset` and `step` of Concentration for a table of `count` cards."""
     time_limit = 2 * count
 
     @device_call
@@ -86,14 +86,16 @@ def _rules(count: int) -> tuple[Any, Any]:
 
 @device
 def seen(s, cards, card):
-    """Observed kind of card number `card`; FACE_DOWN if it is hidden."""
+    """Kind that the player sees of card number `card`; FACE_DOWN if it is hidden."""
     kind = int32(cards[card])
     shown = kind >= UP or card == int32(s[SEEN_FIRST]) or card == int32(s[SEEN_SECOND])
     return kind % int32(UP) if shown else int32(FACE_DOWN)
 
 
 def concentration(decks: int = 1) -> Env:
-    """Make the game with one or two decks of 52 cards. Raises ValueError for other numbers."""
+    """Declare the environment of Concentration with one or two decks of 52 cards. Raises ValueError for any other
+    number.
+    """
     if decks not in (1, 2):
         raise ValueError(f"decks must be 1 or 2, not {decks!r}")
     count = DECK * decks

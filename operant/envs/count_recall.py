@@ -37,15 +37,15 @@ class Params(NamedTuple):
 
 
 @device
-def of_kind(kind, p):
-    """Number of cards of a kind in the full decks; card number c has kind c % kinds."""
+def cards_of_kind(kind, p):
+    """Number of cards of a kind in full decks, in which card number c has kind c % kinds."""
     return (int32(DECK * p.decks) - int32(kind) + int32(p.kinds) - int32(1)) // int32(p.kinds)
 
 
 @device
 def reset(s, p, key):
     for kind in range(RANKS):
-        count = float32(of_kind(kind, p)) if kind < p.kinds else float32(0.0)
+        count = float32(cards_of_kind(kind, p)) if kind < p.kinds else float32(0.0)
         s[LEFT + kind], s[LEFT_TO_ASK + kind] = count, count
     cards = DECK * p.decks
     s[SHOWN], s[ASKED] = (
@@ -57,7 +57,7 @@ def reset(s, p, key):
 @device
 def step(s, action, p, key, tally):
     asked, cards = int32(s[ASKED]), int32(DECK * p.decks)
-    correct = of_kind(asked, p) - int32(s[LEFT + asked]) == int32(action)
+    correct = cards_of_kind(asked, p) - int32(s[LEFT + asked]) == int32(action)
     left = cards_left(s, LEFT, RANKS)
     s[SHOWN] = float32(deal(s, LEFT, p.kinds, left, key, 0))
     s[ASKED] = float32(deal(s, LEFT_TO_ASK, p.kinds, left, key, 1))

@@ -13,8 +13,8 @@ from operant.envs.base import Box, Discrete, Env, IntState, MultiDiscrete
 
 
 def declaration_problems(env: Env) -> list[str]:
-    """Problems of an environment's declaration (spaces, functions, parameters, fields for playing), one
-    message each.
+    """Check an environment's declaration (spaces, functions, parameters, fields for playing) and return its problems,
+    one message each; [] if it is valid.
     """
     problems = [*_space_problems(env), *_function_problems(env)]
     try:
@@ -53,6 +53,7 @@ def declaration_problems(env: Env) -> list[str]:
 
 
 def _space_problems(env: Env) -> Iterator[str]:
+    """Yield a message for each problem of the observation space, the action space or the mask of legal actions."""
     for name, space in (("observation", env.observation), ("action", env.action)):
         if name == "action" and isinstance(space, (Discrete, MultiDiscrete)):
             sizes = (space.n,) if isinstance(space, Discrete) else tuple(space.n)
@@ -98,13 +99,13 @@ def _space_problems(env: Env) -> Iterator[str]:
 
 
 def _may_be_categorical(space: Box, categories: int, high: float) -> bool:
-    """Whether a feature of this space's dtype and with this upper bound can have `categories` categories."""
+    """Whether a feature of this space, with upper bound `high`, can have `categories` one-hot categories."""
     return space.dtype == "uint8" and 2 <= categories <= 256 and high <= categories - 1
 
 
 def _play_field_problems(env: Env) -> Iterator[str]:
-    """Yield the problems of the fields for playing and viewing: `actions` (names of a Discrete's actions), `turns`
-    (True: the game waits for its player) and `step_s` (seconds of a step).
+    """Yield a message for each problem of the fields for playing and viewing: `actions` (names of a Discrete's
+    actions), `turns` (True: the game waits for its player) and `step_s` (seconds of a step).
     """
     names = env.actions
     if not isinstance(names, tuple) or not all(isinstance(name, str) and name and name.isprintable() for name in names):
@@ -127,6 +128,9 @@ def _play_field_problems(env: Env) -> Iterator[str]:
 
 
 def _function_problems(env: Env) -> Iterator[str]:
+    """Yield a message for each function of the environment that is not a device function or takes other arguments than
+    the contract.
+    """
     grid = "ints, workspace, " if env.int_state is not None or env.workspace else ""
     shared = "ints, " if env.int_state is not None else ""  # functions that run in parallel have no workspace
     wanted = {

@@ -27,20 +27,22 @@ YELLOW = (float32(0.94), float32(0.89), float32(0.26))
 
 @device
 def in_disc(x: Any, y: Any, centre_x: Any, centre_y: Any, radius: Any) -> bool:
-    """Whether (x, y) lies inside the disc around (centre_x, centre_y)."""
+    """Whether the point (x, y) lies inside the disc around (centre_x, centre_y)."""
     dx, dy = x - centre_x, y - centre_y
     return dx * dx + dy * dy < radius * radius
 
 
 @device
 def in_box(x: Any, y: Any, centre_x: Any, centre_y: Any, half_width: Any, half_height: Any) -> bool:
-    """Whether (x, y) lies inside the axis-aligned rectangle around (centre_x, centre_y)."""
+    """Whether the point (x, y) lies inside the axis-aligned rectangle around (centre_x, centre_y)."""
     return abs(x - centre_x) < half_width and abs(y - centre_y) < half_height
 
 
 @device
 def in_rod(x: Any, y: Any, x0: Any, y0: Any, x1: Any, y1: Any, half_width: Any) -> bool:
-    """Whether (x, y) lies inside a rod with round ends: closer than `half_width` to the segment (x0, y0)-(x1, y1)."""
+    """Whether the point (x, y) lies inside a rod with round ends: closer than `half_width` to the segment (x0, y0)-(x1,
+    y1).
+    """
     along_x, along_y = x1 - x0, y1 - y0
     length_squared = along_x * along_x + along_y * along_y + float32(1e-12)  # a segment of length 0 is a disc
     share = min(max(((x - x0) * along_x + (y - y0) * along_y) / length_squared, float32(0.0)), float32(1.0))

@@ -22,7 +22,7 @@ _DRAW = 65_535  # the last draw index of a step, used by no environment
 
 
 def with_flicker(env: Env, probability: float) -> Env:
-    """Copy of an environment whose observations are all zeros with a probability in [0, 1].
+    """Copy an environment and blank each of its observations (all zeros) with a probability in [0, 1].
 
     With pixel observations a blank is a black picture, in films and in the viewer as well.
     """
@@ -33,6 +33,8 @@ def with_flicker(env: Env, probability: float) -> Env:
 
 
 class _Wrapped(NamedTuple):
+    """Functions of an environment with flicker (observations that are blank at random)."""
+
     reset: Any
     step: Any
     observe: Any
@@ -41,16 +43,18 @@ class _Wrapped(NamedTuple):
 
 @functools.cache
 def _wrapped(env: Env, probability: float) -> _Wrapped:
-    """Wrap the environment's functions. Cached, so that equal environments share one compiled kernel."""
-    reset, step = _moves(env, float32(probability))
+    """Wrap the functions of an environment with flicker (observations that are blank at random). Cached, so that equal
+    environments share one compiled kernel.
+    """
+    reset, step = _reset_and_step(env, float32(probability))
     pixels = env.pixels > 0
     return _Wrapped(
         reset, step, env.observe if pixels else _observe(env), _pixel_shader(env) if pixels else env.pixel_shader
     )
 
 
-def _moves(env: Env, probability: float32) -> tuple[Any, Any]:
-    """Make `reset` and `step` that also draw whether the next observation is blank."""
+def _reset_and_step(env: Env, probability: float32) -> tuple[Any, Any]:
+    """Make `reset` and `step` of an environment with flicker: they also draw whether the next observation is blank."""
     reset_, step_, row = env.reset, env.step, env.fields
 
     @device
@@ -85,7 +89,7 @@ def _moves(env: Env, probability: float32) -> tuple[Any, Any]:
 
 
 def _observe(env: Env) -> Any:
-    """Make an `observe` that writes zeros for a blank observation.
+    """Make `observe` of an environment with flicker: it writes zeros for a blank observation.
 
     A blank shard zeroes an equal part of all rows, which may differ from the rows that it writes otherwise; together
     the shards still write every row.
@@ -137,6 +141,7 @@ def _observe(env: Env) -> Any:
 
 
 def _pixel_shader(env: Env) -> Any:
+    """Make `pixel_shader` of an environment with flicker: it returns black for a blank observation."""
     shade: Any = env.pixel_shader
     row, black = env.fields, (float32(0.0), float32(0.0), float32(0.0))
 

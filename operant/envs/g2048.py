@@ -117,20 +117,20 @@ class Params(NamedTuple):
 
 @device_call
 def _tiles(row):
-    """Lowest bit of each nonzero 5-bit field of a row."""
+    """Set the lowest bit of each 5-bit field of a board row that is not 0 (a tile); all other bits are 0."""
     folded = row | (row >> int32(1))
     return int32((folded | (folded >> int32(2)) | (row >> int32(4))) & LOWEST)
 
 
 @device_call
 def _whole(bits):
-    """Full 5-bit mask of each field whose lowest bit is set in `bits`."""
+    """Extend bits to masks: all five bits of each field whose lowest bit is set in `bits`."""
     return int32((bits << int32(BITS)) - bits)
 
 
 @device_call
 def _equal(one, other):
-    """Lowest bit of each nonzero 5-bit field that is equal in two rows."""
+    """Set the lowest bit of each 5-bit field that is equal and not 0 in two board rows."""
     return int32(_tiles(one) & ~_tiles(one ^ other))
 
 
@@ -178,8 +178,8 @@ def _slide_up(a, b, c, d):
 
 @device
 def moved(a, b, c, d, action):
-    """Rows after the move `action`, without a new tile, and the exponents of the merged tiles as eight fields of two
-    integers.
+    """Move the board's four rows (packed 5-bit exponents) in the direction `action`, without adding a tile. Returns the
+    new rows and, as eight fields of two integers, the exponents of the tiles that merged.
     """
     sideways, back = int32(-(action & 1)), ((action + 1) & 2) != 0
     a, b, c, d = _mirrored(a, b, c, d, sideways)
@@ -192,14 +192,18 @@ def moved(a, b, c, d, action):
 
 @device
 def _growth(exponent):
-    """(e - 6)^1.5 in rounded hundredths, where e = exponent + 1 is the merged tile; 0 for e <= 6."""
+    """Growth reward of a merge of two tiles of 2^exponent, in rounded hundredths: (e - 6)^1.5 with e = exponent + 1,
+    the merged tile; 0 for e <= 6.
+    """
     over = float32(max(exponent - 5, 0))
     return int32(over * math.sqrt(over) * float32(100.0) + float32(0.5))
 
 
 @device
 def _gained(first, second):
-    """Sum of the merged tiles, number of merges, and their growth in hundredths, from the two integers of `moved`."""
+    """Sum of the merged tiles, number of merges and growth reward in hundredths, from the two integers of merged
+    exponents that `moved` returned.
+    """
     score, merges, growth = int32(0), int32(0), int32(0)
     for k in range(SIDE):
         one, other = (first >> int32(BITS * k)) & EXPONENT, (second >> int32(BITS * k)) & EXPONENT
@@ -211,8 +215,8 @@ def _gained(first, second):
 
 @device
 def with_tile(a, b, c, d, cell_word, kind_word, p):
-    """Add a tile on a random empty cell, chosen by two random words; no change on a full board. Returns the four rows
-    and the number of cells that were empty.
+    """Add a tile on an empty cell of the board's four rows, the cell and the tile chosen by two random words. A full
+    board is unchanged. Returns the rows and the number of cells that were empty.
     """
     free_a, free_b, free_c, free_d = LOWEST & ~_tiles(a), LOWEST & ~_tiles(b), LOWEST & ~_tiles(c), LOWEST & ~_tiles(d)
     # A product with LOWEST is a prefix sum over the fields: empty cells up to each cell. The top field is the row's.
@@ -239,7 +243,9 @@ def with_tile(a, b, c, d, cell_word, kind_word, p):
 
 @device
 def _pairs(a, b, c, d):
-    """Lowest bits of the cells with an equal right neighbour, and of those with an equal neighbour below."""
+    """Find equal neighbours on the board: the lowest bits of cells that equal their right neighbour, and of cells that
+    equal the one below.
+    """
     right = (
         _equal(a, a >> int32(BITS))
         | _equal(b, b >> int32(BITS))
@@ -257,7 +263,7 @@ def _ten_thousandths(reward):
 
 @device
 def _best(a, b, c, d):
-    """Highest exponent on the board."""
+    """Highest exponent on the board, given its four packed rows."""
     best = int32(0)
     for k in range(SIDE):
         shift = int32(BITS * k)
@@ -273,13 +279,14 @@ def _best(a, b, c, d):
 
 @device
 def _board(s):
-    """Load the four rows and the count of consecutive illegal moves."""
+    """Load the board's four packed rows and the count of consecutive illegal moves from the state."""
     a, b, c, d = int32(s[0]), int32(s[1]), int32(s[2]), int32(s[3])
     return a & BOARD, b & BOARD, c & BOARD, d & BOARD, (a >> int32(4 * BITS)) | ((b >> int32(4 * BITS)) << int32(4))
 
 
 @device
 def _write(s, a, b, c, d, stuck):
+    """Store the board's four packed rows and the count of consecutive illegal moves in the state."""
     s[0], s[1] = (
         float32(a | ((stuck & int32(15)) << int32(4 * BITS))),
         float32(b | ((stuck >> int32(4)) << int32(4 * BITS))),
@@ -351,7 +358,7 @@ def _gap_left(full):
 
 @device
 def legal(s, mask, p):
-    """Write 1 for each move that changes the board, 0 for each other.
+    """Write 1 to the mask for each move that changes the board, 0 for each other move.
 
     A move changes the board if two neighbours along its axis are equal, or if a tile has an empty neighbour on the side
     that it moves to.
@@ -371,7 +378,9 @@ def legal(s, mask, p):
 
 @device_call
 def inked(exponent, across, down):
-    """Whether the dot (across, down) of a tile, each 0 to 15, is part of its number, in thousands from 16,384 on."""
+    """Whether dot (across, down) of a tile's 15 x 15 picture is part of its number, which is in thousands from 16,384
+    on.
+    """
     number = int32(1) << exponent
     thousands = number > int32(9999)
     if thousands:

@@ -90,8 +90,8 @@ class Params(NamedTuple):
 
 @device
 def neighbours(board, size, first, row, column, beyond):
-    """Values above, left, right and below of a point, in the plane that begins at cell `first`; `beyond` for those off
-    the board.
+    """Values of the four cells above, left, right and below of a point, in the plane of `board` that begins at cell
+    `first`; `beyond` for cells off the board.
     """
     cell = first + row * size + column
     above = int32(board[cell - size]) if row > 0 else int32(beyond)
@@ -103,8 +103,8 @@ def neighbours(board, size, first, row, column, beyond):
 
 @device
 def opens(liberties, colour):
-    """Whether a neighbour with these signed liberties makes a move of `colour` legal: empty, a friendly chain with
-    another liberty, or an enemy chain that the move captures.
+    """Whether one neighbour makes a move of `colour` (1 black, -1 white) legal, given its signed liberties: it is
+    empty, a friendly chain with another liberty, or an enemy chain that the move captures.
     """
     own = liberties * colour
     return own == 0 or own > 1 or own == -1
@@ -112,7 +112,7 @@ def opens(liberties, colour):
 
 @device_call
 def may_play(cells, size, point, colour, ko):
-    """Whether a move of `colour` at a point is legal; `ko` is the forbidden point, or -1."""
+    """Whether a move of `colour` (1 black, -1 white) at a point is legal. `ko` is the point that ko forbids, or -1."""
     if cells[point] != EMPTY or point == ko:
         return False
     above, left, right, below = neighbours(cells, size, 0, point // size, point % size, -colour * BEYOND)
@@ -121,14 +121,14 @@ def may_play(cells, size, point, colour, ko):
 
 @device
 def is_one_of(chain, first, second, third, fourth):
-    """Whether the chain id `chain` is one of four others."""
+    """Whether the chain id `chain` equals one of four others."""
     return chain == first or chain == second or chain == third or chain == fourth  # numba: no `in` for mixed types
 
 
 @device_call
 def count_liberties(cells, workspace, size):
-    """Write the liberties of each stone's chain, from chain ids and colours. `workspace` must be 0 for each
-    chain id.
+    """Count the liberties of every chain of stones and write them, signed by colour, to the cells of its stones. Chain
+    ids must be up to date, and `workspace` 0 for each of them.
     """
     count = size * size
     for row in range(size):
@@ -151,8 +151,8 @@ def count_liberties(cells, workspace, size):
 
 @device_call
 def play(cells, workspace, size, point, colour):
-    """Place a stone at a legal point and remove captured chains. Returns (number of stones captured, ko point
-    or -1).
+    """Place a stone of `colour` (1 black, -1 white) at a legal point and remove captured chains. Returns the number of
+    stones captured, and the point that ko now forbids or -1.
     """
     count = size * size
     row, column = point // size, point % size
@@ -195,7 +195,7 @@ def play(cells, workspace, size, point, colour):
 
 @device
 def urgency(liberties):
-    """Category of a point for white, from TAKE (0) to ANY (5), given a neighbour's signed liberties."""
+    """Category of a point for white, from TAKE (0, most urgent) to ANY (5), given one neighbour's signed liberties."""
     if liberties == BLACK:
         return TAKE
     if liberties == WHITE:
@@ -205,7 +205,9 @@ def urgency(liberties):
 
 @device_call
 def choose(cells, workspace, size, ko, key):
-    """Choose the point that white plays, or -1 for a pass. `workspace` is overwritten by the categories."""
+    """Choose the point that white plays: a random legal one of the most urgent category; -1 for a pass. `ko` is the
+    forbidden point, or -1. Overwrites `workspace` with the categories.
+    """
     best, candidates = ILLEGAL, 0
     for row in range(size):
         for column in range(size):
@@ -230,7 +232,9 @@ def choose(cells, workspace, size, ko, key):
 
 @device
 def root(workspace, point):
-    """Find the representative of an empty point's region (union-find with path halving)."""
+    """Return the representative of the region that contains an empty point (union-find with path halving in
+    `workspace`).
+    """
     while workspace[point] >= 0:
         above = workspace[point]
         if workspace[above] >= 0:
@@ -241,7 +245,9 @@ def root(workspace, point):
 
 @device
 def join(workspace, other, point):
-    """Merge the region represented by `other` into the one represented by `point`."""
+    """Merge the region with representative `other` into the one with representative `point` (union-find in
+    `workspace`).
+    """
     if other != point:
         workspace[point] = -1 - ((-1 - workspace[point]) | (-1 - workspace[other]))
         workspace[other] = point
@@ -249,7 +255,7 @@ def join(workspace, other, point):
 
 @device_call
 def area(cells, workspace, size):
-    """Compute black's area minus white's.
+    """Score the board: black's area minus white's, in points. Overwrites `workspace`.
 
     Regions of empty points are union-find sets in `workspace`: a point holds its parent, a representative -1 - b, where
     bit 0 of b is set if the region touches black and bit 1 if it touches white.
@@ -278,8 +284,8 @@ def area(cells, workspace, size):
 
 @device_call
 def shade_board(cells, size, ko, last, x, y):
-    """Colour at (x, y) of the board with lines and dots, stones, a mark on white's last stone, a box at the
-    ko point.
+    """Colour at the point (x, y) of a picture of the board: lines and dots, stones, a mark on white's last stone
+    (`last`) and a box at the forbidden point (`ko`).
     """
     side = float32(size + 1)
     right, down = x * side - float32(1.0), y * side - float32(1.0)  # the board's first point is at (0, 0)
@@ -316,7 +322,7 @@ def shade_board(cells, size, ko, last, x, y):
 
 
 def _rules(size: int) -> tuple[Any, Any]:
-    """Make `reset` and `step` for a board of `size` x `size`."""
+    """Make the device functions `reset` and `step` of Go for a board of `size` x `size`."""
     count, limit = size * size, 3 * size * size
 
     @device_call
@@ -370,12 +376,12 @@ def _rules(size: int) -> tuple[Any, Any]:
 
 
 def _views(size: int) -> tuple[Any, Any, Any]:
-    """Make `observe`, `legal` and `pixel_shader` for a board of `size` x `size`."""
+    """Make the device functions `observe`, `legal` and `pixel_shader` of Go for a board of `size` x `size`."""
     count, limit = size * size, 3 * size * size
 
     @device_call
     def observe(s, cells, obs, p, shard):
-        """Write the observation of one row of the board, which is one shard."""
+        """Write the observation of one row of the board, number `shard`."""
         last, ko, clock = int32(s[LAST]), int32(s[KO]), int32(s[PLIES]) * 255 // limit
         for point in range(shard * size, (shard + 1) * size):
             liberties, first = int32(cells[point]), PLANES * point
@@ -388,7 +394,7 @@ def _views(size: int) -> tuple[Any, Any, Any]:
 
     @device_call
     def legal(s, cells, mask, p, shard):
-        """Write the mask of one row of the board, which is one shard; the last one also writes the pass."""
+        """Write the mask of legal points of one row of the board, number `shard`; the last row also writes the pass."""
         ko = int32(s[KO])
         for column in range(size):
             point = shard * size + column
@@ -406,7 +412,7 @@ def _views(size: int) -> tuple[Any, Any, Any]:
 
 
 def go(size: int = 9) -> Env:
-    """Make the game on a board of `size` x `size`, 5 to 19. Raises ValueError for others.
+    """Declare the environment of Go on a board of `size` x `size`, 5 to 19. Raises ValueError for any other size.
 
     A user's file that ends in `ENV = go(13)` is an environment.
     """

@@ -74,7 +74,9 @@ _ALLOCATING = tuple(
 
 
 class Finding(NamedTuple):
-    """Python in an environment's function that a kernel cannot contain: its line and the message."""
+    """Python code in an environment's function that a kernel cannot contain: the function, the line and a message with
+    a remedy.
+    """
 
     function: Callable[..., Any]
     line: int
@@ -85,7 +87,9 @@ class Finding(NamedTuple):
 
 
 def language_problems(env: Env) -> list[str]:
-    """Problems in an environment's functions, one message per line. Functions without source are skipped."""
+    """Check an environment's functions for Python that a kernel cannot contain; returns one message per line of code,
+    [] if there is none. Functions without source are skipped.
+    """
     findings = [
         Finding(function, node.lineno, message) for function in _functions(env) for node, message in _problems(function)
     ]
@@ -93,7 +97,9 @@ def language_problems(env: Env) -> list[str]:
 
 
 def prints(env: Env) -> list[str]:
-    """Source lines of an environment's functions that call `print`, which would run for each lane and step."""
+    """Find source lines of an environment's functions that call `print`, which would run for each lane and step; [] if
+    there are none.
+    """
     lines = [
         source_line(function.__code__.co_filename, node.lineno)
         for function in _functions(env)
@@ -123,7 +129,9 @@ def _functions(env: Env) -> Iterator[FunctionType]:
 
 
 def _nodes(function: FunctionType) -> list[ast.expr | ast.stmt]:
-    """Syntax nodes of a function's body with the file's line numbers; empty without source."""
+    """Parse a function's source and return the syntax nodes of its body, with line numbers of the file; [] if there is
+    no source.
+    """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
@@ -141,7 +149,9 @@ _NOTHING = object()
 
 
 def _value(function: FunctionType, node: ast.AST) -> Any:
-    """Value of a global name or of a chain of attributes in a function; `_NOTHING` for local variables."""
+    """Look up the value of a global or closure name, or a chain of attributes, in a function; `_NOTHING` for local
+    variables and unknown names.
+    """
     if isinstance(node, ast.Attribute):
         owner = _value(function, node.value)
         return inspect.getattr_static(owner, node.attr, _NOTHING) if inspect.ismodule(owner) else _NOTHING
@@ -154,13 +164,14 @@ def _value(function: FunctionType, node: ast.AST) -> Any:
 
 
 def _problems(function: FunctionType) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
+    """Yield each syntax node of a function that a kernel cannot contain, with a message."""
     for node in _nodes(function):
         if message := _problem(function, node):
             yield node, message
 
 
 def _problem(function: FunctionType, node: ast.expr | ast.stmt) -> str | None:
-    """Message for syntax of a function that a kernel cannot contain; None if it can."""
+    """Message for a syntax node of a function if a kernel cannot contain it; None if it can."""
     if isinstance(node, ast.Call):
         return _call_problem(_value(function, node.func))
     if isinstance(node, ast.While):
@@ -173,7 +184,7 @@ def _problem(function: FunctionType, node: ast.expr | ast.stmt) -> str | None:
 
 
 def _call_problem(called: Any) -> str | None:
-    """Message for a call that a kernel cannot make; None if it can."""
+    """Message for a call of the function `called` if a kernel cannot make it; None if it can."""
     owner = (
         type(getattr(called, "__self__", None)).__module__
         if isinstance(called, MethodType | BuiltinFunctionType)
@@ -187,7 +198,7 @@ def _call_problem(called: Any) -> str | None:
 
 
 def _global_problem(function: FunctionType, name: str, value: Any) -> str | None:
-    """Message for the value of global `name` that a kernel cannot read; None if it can."""
+    """Message for the `value` of global `name`, used in a function, if a kernel cannot read it; None if it can."""
     own = function.__globals__.get("__name__")
     if isinstance(value, dict | set | list):
         return f"{name} is a {type(value).__name__}: {_NUMBERS}"

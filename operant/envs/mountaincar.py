@@ -50,13 +50,13 @@ def observe(s, obs, p):
 
 @device
 def hill(position):
-    """Height of the ground at a position, m. For pictures only: the rules use its slope."""
+    """Height of the valley's ground at a position, m, for pictures only: the rules use its slope."""
     return float32(0.45) * math.sin(float32(3.0) * position) + float32(0.55)
 
 
 @device
 def incline(position):
-    """Slope of the ground at a position, m/m."""
+    """Slope of the valley's ground at a position, m/m."""
     return float32(1.35) * math.cos(float32(3.0) * position)
 
 

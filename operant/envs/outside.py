@@ -37,12 +37,12 @@ class Hosting(NamedTuple):
 
 
 def _nothing(*arguments: Any) -> None:
-    """Placeholder for the device functions of an outside environment, never called."""
+    """Stand in for the device functions of an outside environment; never called."""
 
 
 @dataclass(frozen=True)
 class HostEnv(Env):
-    """Declaration of an outside environment, whose lanes are stepped on the host: spaces and limits, no rules."""
+    """Declaration of an outside environment, whose lanes are stepped on the host: spaces and limits, but no rules."""
 
     source: Source | None = None  # set by `declare`
     observed: tuple[spaces.Field, ...] = ()  # names of the observation's parts
@@ -59,8 +59,8 @@ class HostEnv(Env):
 
 
 def source(kind: str, name: str, settings: Any) -> Source:
-    """Source of an outside environment (kind, name, preprocessing) from the values of `[env]`, with an Atari game's
-    usual defaults. Raises OSError for a file that cannot be read.
+    """Make the `Source` (kind, name, preprocessing) of an outside environment from the values of `[env]`, with the
+    usual defaults for Atari games. Raises OSError for a file that cannot be read.
     """
     from operant.host.source import Source, tupled
 
@@ -73,7 +73,7 @@ def source(kind: str, name: str, settings: Any) -> Source:
 
 
 def hosting(settings: Any) -> Hosting:
-    """Process settings of an outside environment from the values of `[env]`."""
+    """Make the settings of the worker processes of an outside environment from the values of `[env]`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Hosting(
         cores if settings.threads == "auto" else settings.threads,
@@ -86,8 +86,8 @@ def hosting(settings: Any) -> Hosting:
 
 @functools.cache
 def declare(source: Source) -> HostEnv:
-    """Declaration of a source's environment, determined by making one and resetting it. Raises OperantError if it
-    cannot be made or is not supported, MachineError if a package is missing.
+    """Declare the environment of a source, whose spaces are read from an instance that is made and reset. Raises
+    OperantError if it cannot be made or is not supported, MachineError if a package is missing.
     """
     from operant.host import spaces, vectors
     from operant.host.source import SourceError
@@ -131,6 +131,8 @@ def declare(source: Source) -> HostEnv:
 
 
 class _Probe(NamedTuple):
+    """Properties of an outside environment read from an instance: spaces, legal actions, time limit and metadata."""
+
     seen: spaces.Observation
     action: spaces.Action
     mask: Any  # legal actions, None if the environment does not report them
@@ -141,6 +143,7 @@ class _Probe(NamedTuple):
 
 
 def _of_lane(source: Source) -> _Probe:
+    """Make a single environment of a source, reset it and read its properties."""
     from operant.host.source import Lane
 
     lane = Lane(source)
@@ -154,6 +157,7 @@ def _of_lane(source: Source) -> _Probe:
 
 
 def _of_vector(source: Source, vector: vectors.Vector) -> _Probe:
+    """Reset a vectorised environment of a source with one lane and read its properties."""
     from operant.host import spaces, vectors
 
     seen, action = vectors.view_of(source, vector).declared(), spaces.action(vector.single_action_space)
@@ -165,18 +169,22 @@ def _of_vector(source: Source, vector: vectors.Vector) -> _Probe:
 
 
 def _params(kwargs: Mapping[str, Any]) -> type:
-    """Class of `Params` with the keyword arguments of an environment as fields."""
+    """Make a class of `Params` whose fields are the keyword arguments of an environment."""
     return collections.namedtuple("Params", list(kwargs), defaults=list(kwargs.values()))
 
 
 def _action(
     sizes: tuple[int, ...], low: tuple[float, ...], high: tuple[float, ...], multi: bool
 ) -> Discrete | MultiDiscrete | Box:
+    """Action space from the sizes of discrete choices, or without any from the bounds of a Box. `multi`: MultiDiscrete
+    even for one choice.
+    """
     if not sizes:
         return Box(len(low), low, high)
     return MultiDiscrete(sizes) if multi else Discrete(sizes[0])
 
 
 def _step_s(metadata: Mapping[str, Any], skip: int) -> float | None:
+    """Seconds of a step of `skip` frames, by the metadata's "render_fps"; None if unknown."""
     rate = metadata.get("render_fps")
     return skip / float(rate) if isinstance(rate, int | float) and rate > 0 else None

@@ -56,6 +56,7 @@ class Params(NamedTuple):
 
 @device
 def _clip(x, low, high):
+    """Clamp x to [low, high]."""
     return min(max(x, low), high)
 
 

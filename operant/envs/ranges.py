@@ -19,8 +19,8 @@ LEAST_INT32, LARGEST_INT32 = -(2**31), 2**31 - 1
 
 
 def problem(env: Env, name: str, value: object) -> str | None:
-    """Message "input should be ..." for an invalid value of parameter `name`; None if it is valid. The declaration must
-    be valid: see `declaration_problems`.
+    """Check a value for an environment's parameter `name`: returns the message "input should be ..." if it is invalid,
+    None if it is valid. The declaration must be valid: see `declaration_problems`.
     """
     default, (low, high) = _defaults(env)[name], env.ranges.get(name, (None, None))
     if isinstance(default, bool):
@@ -39,7 +39,7 @@ def problem(env: Env, name: str, value: object) -> str | None:
 
 
 def declaration_problems(env: Env) -> Iterator[str]:
-    """Yield the problems of an environment's declared ranges and of its defaults, one message each."""
+    """Check an environment's declared ranges and the defaults of its parameters; yields one message per problem."""
     defaults = _defaults(env)
     if not isinstance(env.ranges, Mapping):
         yield f'ranges is {env.ranges!r}: the least and the greatest value by parameter, such as {{"steps": (1, None)}}'
@@ -69,8 +69,8 @@ def declaration_problems(env: Env) -> Iterator[str]:
 
 
 def checked(env: Env, given: Any = None) -> Any:
-    """Complete `Params` of an environment: defaults updated by `given`, a mapping or another `Params`. Converts int to
-    float. Raises UsageError with all problems.
+    """Make the `Params` of an environment from its defaults, updated by `given`, a mapping or another `Params`.
+    Converts int to float. Raises UsageError with all problems.
     """
     what, defaults = env.name or "the environment", _defaults(env)
     wrong = [f"{what}: {problem}" for problem in declaration_problems(env)]
@@ -96,7 +96,7 @@ def checked(env: Env, given: Any = None) -> Any:
 
 
 def _defaults(env: Env) -> dict[str, Any]:
-    """Defaults of the parameters by name. Raises UsageError if `Params` violates the contract."""
+    """Default values of an environment's parameters by name. Raises UsageError if `Params` violates the contract."""
     try:
         return env.Params()._asdict()
     except (TypeError, AttributeError) as error:
@@ -106,6 +106,9 @@ def _defaults(env: Env) -> dict[str, Any]:
 
 
 def _is_bound(bound: object, default: object) -> bool:
+    """Whether `bound` can limit a parameter with this default: None, or a number of the same type that fits into
+    float32.
+    """
     if bound is None:
         return True
     return (
@@ -116,20 +119,23 @@ def _is_bound(bound: object, default: object) -> bool:
 
 
 def _words(low: float | None, high: float | None) -> str:
+    """Phrase for a range, such as "from 1 to 10" or "at least 0"; one bound may be None."""
     if low is not None and high is not None:
         return f"from {_number(low)} to {_number(high)}"
     return f"at least {_number(low)}" if low is not None else f"at most {_number(high)}"
 
 
 def _number(number: float | None) -> str:
-    """Text of a bound in the notation of a configuration file."""
+    """Format a bound in the notation of a configuration file, such as 10_000."""
     if number is None or number != int(number) or abs(number) >= 1e15:
         return repr(number)
     return f"{int(number):_}"
 
 
 def _short(value: object) -> str:
-    """Text of a value for a message, truncated. (Python refuses to format integers of thousands of digits.)"""
+    """Format a value for a message, truncated to 80 characters. (Python refuses to format integers of thousands of
+    digits.)
+    """
     try:
         text = repr(value)
     except ValueError:
@@ -138,5 +144,6 @@ def _short(value: object) -> str:
 
 
 def _near(name: object, names: Mapping[str, object]) -> str:
+    """Hint for a message about an unknown parameter: the nearest known name, or all names."""
     matches = difflib.get_close_matches(str(name), names, n=1)
     return f" (did you mean {matches[0]!r}?)" if matches else f" (known here: {', '.join(names)})"

@@ -67,7 +67,7 @@ class Params(NamedTuple):
 
 @device_call
 def free_cell(cells, clock, length, key):
-    """Choose a free cell uniformly at random; -1 if the board is full."""
+    """Choose a free cell of the board uniformly at random; -1 if the board is full. `length` is the snake's."""
     index = int32(integer(key, 0, cells.shape[0] - length))
     for cell in range(0, cells.shape[0], TOGETHER):
         # Load several cells at once, or a GPU would wait for each. Cumulative counts of free cells:
@@ -83,8 +83,8 @@ def free_cell(cells, clock, length, key):
 
 @device
 def paint(obs, cell, remaining, length, food):
-    """Write a cell's three bytes. `remaining` is the number of steps that it stays body (<= 0: free; `length`: the
-    head).
+    """Write the three observation bytes of a cell. `remaining` is the number of steps that the cell stays part of the
+    snake: 0 or less if it is free, `length` at the head.
     """
     obs[PLANES * cell] = min(max(remaining, int32(0)), int32(255))
     obs[PLANES * cell + 1] = 255 if remaining == length else 0
@@ -92,7 +92,7 @@ def paint(obs, cell, remaining, length, food):
 
 
 def _rules(height: int, width: int) -> tuple[Any, Any]:
-    """Make `reset` and `step` for a board of height x width."""
+    """Make the device functions `reset` and `step` of Snake for a board of height x width."""
     count = height * width
 
     @device_call
@@ -153,7 +153,7 @@ def _rules(height: int, width: int) -> tuple[Any, Any]:
 
 
 def _views(height: int, width: int) -> tuple[Any, Any]:
-    """Make `observe` and `pixel_shader` for a board of height x width."""
+    """Make the device functions `observe` and `pixel_shader` of Snake for a board of height x width."""
 
     @device_call
     def observe(s, cells, obs, p, shard):
@@ -211,8 +211,8 @@ def _views(height: int, width: int) -> tuple[Any, Any]:
 
 
 def snake(height: int = 10, width: int = 10) -> Env:
-    """Make the game on a board with even height and width, at least 4, and at most 4,096 cells. Raises ValueError for
-    others.
+    """Declare the environment of Snake on a board with even height and width, at least 4 each and at most 4,096 cells.
+    Raises ValueError for other sizes.
 
     An even board has a Hamiltonian cycle, so that every game can be won. A user's file that ends in `ENV = snake(16,
     16)` is an environment.

@@ -43,8 +43,8 @@ class Params(NamedTuple):
 
 @device
 def accelerations(theta, theta_dot, force, p):
-    """Accelerations of cart, m/s^2, and pole, rad/s^2, under a force in N (Florian 2007, equations 23 and 24, without
-    friction).
+    """Accelerations of cart, m/s^2, and pole, rad/s^2, under a horizontal force in N (Florian 2007, equations 23 and
+    24, without friction).
     """
     sin_theta, cos_theta = math.sin(theta), math.cos(theta)
     mass = p.mass_cart + p.mass_pole

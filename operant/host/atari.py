@@ -76,7 +76,9 @@ class Game:
         )
 
     def _load(self, seed: int) -> None:
-        """Load the game's ROM into the emulator with a seed, from power-on."""
+        """Load the game's ROM into the emulator with a `seed`, from power-on, and save the state of its first start if
+        `ALIKE` starts are identical.
+        """
         machine = self._machine
         machine.setInt("random_seed", seed)
         machine.loadROM(Path(self._rom))
@@ -94,10 +96,13 @@ class Game:
         self._start = first if alike else None
 
     def _shown(self) -> tuple[bytes, bytes]:
+        """RAM and screen of the emulator as bytes, to compare starts."""
         return self._machine.getRAM().tobytes(), self._machine.getScreen().tobytes()
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin an episode, and return its first frame and an empty info; with a seed, power on the game first."""
+        """Begin an episode and return its first frame and an empty info. With a `seed` the game is powered on first.
+        `options` is ignored.
+        """
         machine = self._machine
         if seed is not None:
             self._load(seed)
@@ -110,6 +115,9 @@ class Game:
         return self._last, {}
 
     def _begin(self) -> None:
+        """Start the game: restore the saved start or reset the emulator, press FIRE if configured, then repeat a random
+        number of no-op frames.
+        """
         machine = self._machine
         nothing = int(self._draw.integers(0, self._noop_max)) if self._noop_max else 0
         # Restoring a state does not redraw the screen: without a following frame, reset instead.
@@ -125,8 +133,8 @@ class Game:
                 machine.reset_game()
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Repeat an action for `frame_skip` frames; returns the frame, the sum of rewards, terminated, truncated and
-        info.
+        """Repeat an action for `frame_skip` frames; returns the frame, the sum of rewards, terminated, truncated and an
+        empty info. With `episodic_life` a lost life terminates.
         """
         machine, chosen, reward, over = self._machine, self._actions[action], 0, False
         for left in range(self._skip - 1, -1, -1):
@@ -145,7 +153,7 @@ class Game:
         return self._last, float(reward), (over and not truncated) or lost, truncated, {}
 
     def render(self) -> np.ndarray:
-        """Current screen in colour, (H, W, 3) bytes."""
+        """Return the current screen in colour, (H, W, 3) bytes."""
         return self._machine.getScreenRGB()
 
     def close(self) -> None:

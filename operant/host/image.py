@@ -20,8 +20,8 @@ def grayscale(picture: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def resize_weights(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
-    """Area resize of an axis from `before` to `after` pixels: source indices (K, after) int64 and weights (K, after)
-    int32.
+    """Compute the taps of an area resize of one axis from `before` to `after` pixels: source indices (K, after) int64
+    and weights (K, after) int32.
 
     The weights of an output pixel sum to `before`; a source pixel fully covered weighs `after`.
     """
@@ -38,7 +38,9 @@ def resize_weights(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resize a picture (H, W, C) of bytes to (height, width, C) by area, rounding halves to even as OpenCV does."""
+    """Resize a picture (H, W, C) of bytes to (height, width, C) by area averaging, rounding halves to even as OpenCV
+    does.
+    """
     before = picture.shape[:2]
     if before == (height, width):
         return picture

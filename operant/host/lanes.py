@@ -21,7 +21,9 @@ from operant.host.spaces import MASK, InvalidValueError
 
 
 class BlockLayout(NamedTuple):
-    """Sizes and types of the memory blocks (arrays that processes share) of N lanes."""
+    """Sizes and types of the memory blocks (arrays that processes share) of N lanes. A lane is one copy of the
+    environment.
+    """
 
     lanes: int
     observation: int  # O
@@ -32,7 +34,7 @@ class BlockLayout(NamedTuple):
     picture: int = 0  # largest side of a picture, pixels; 0: no drawing
 
     def columns(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape and dtype of each block, in memory order."""
+        """Shape and dtype of each block by name, in memory order."""
         N = self.lanes
         return {
             "observation": ((N, self.observation), self.dtype),
@@ -58,12 +60,13 @@ class BlockLayout(NamedTuple):
 
 
 def _padded(shape: tuple[int, ...], kind: str) -> int:
+    """Bytes of a block of this shape and dtype, rounded up to a multiple of 64."""
     return max(64, -(-math.prod(shape) * np.dtype(kind).itemsize // 64) * 64)
 
 
 class Blocks:
-    """Arrays, one per attribute, over one memory that processes may share: observations, actions, rewards and the other
-    data of N lanes.
+    """Arrays over one memory that processes may share, one per attribute: observations, actions, rewards and the other
+    data of N lanes (copies of the environment).
     """
 
     observation: np.ndarray
@@ -87,10 +90,12 @@ class Blocks:
 
 
 class LaneError(Exception):
-    """An environment raised an error or cannot be made; carries lane, call, action and traceback."""
+    """Error that an environment raised, or that prevented making it; carries lane, call, action, step and traceback."""
 
     def __init__(self, lane: int | str, doing: str, action: Any, error: BaseException, step: int = 0) -> None:
-        """`step` of the episode, for a value that is not in its space."""
+        """`doing` is the call ("make", "reset", "step" or "render"), `action` the lane's action or None, `step` the
+        steps of its episode.
+        """
         super().__init__(str(error))
         self.lane, self.doing, self.action, self.step = lane, doing, action, step
         self.invalid = (error.what, error.problem) if isinstance(error, InvalidValueError) else None
@@ -98,7 +103,7 @@ class LaneError(Exception):
         self.traceback = "".join(traceback.format_exception(error)) if not isinstance(error, SourceError) else ""
 
     def document(self) -> dict[str, Any]:
-        """JSON-serialisable form for another process."""
+        """Convert to a JSON-serialisable dict, for another process."""
         return {
             "lane": self.lane,
             "doing": self.doing,
@@ -112,7 +117,7 @@ class LaneError(Exception):
 
 @contextlib.contextmanager
 def _lane_errors(lane: int, doing: str) -> Iterator[None]:
-    """Convert an environment's error to a LaneError with its lane and call."""
+    """Context that converts an environment's error to a LaneError of this lane and call (`doing`)."""
     try:
         yield
     except Exception as error:
@@ -120,8 +125,8 @@ def _lane_errors(lane: int, doing: str) -> Iterator[None]:
 
 
 class LaneGroup:
-    """Environments of some lanes in one process, stepped one after the other. Each call serves the lanes of one buffer
-    (a group of lanes) and raises LaneError.
+    """Environments of some lanes in one process, stepped one after the other. Each call serves the lanes of one buffer,
+    given by its index in `buffers` (groups of lanes), and raises LaneError.
     """
 
     def __init__(self, source: Source, blocks: Blocks, buffers: Sequence[Sequence[int]], *, draws: bool) -> None:
@@ -135,13 +140,15 @@ class LaneGroup:
         }
 
     def make(self, buffer: int) -> None:
-        """Make the environments of all buffers, whatever `buffer` is."""
+        """Make the environments of all buffers (groups of lanes). `buffer` is ignored."""
         for lane in (lane for lanes in self._buffers for lane in lanes):
             with _lane_errors(lane, "make"):
                 self._lanes[lane] = Lane(self._source, draws=self._draws)
 
     def reset(self, buffer: int) -> None:
-        """Reset every lane of a buffer with its seed in the blocks."""
+        """Reset every lane of a buffer (group of lanes) with its seed in the blocks, and write observations and legal
+        actions there.
+        """
         blocks = self._blocks
         for lane in self._buffers[buffer]:
             blocks.busy[lane], blocks.drawn[lane] = 1, 0
@@ -151,7 +158,9 @@ class LaneGroup:
             blocks.busy[lane] = 0
 
     def step(self, buffer: int) -> None:
-        """Step every lane of a buffer with its action in the blocks, and reset those whose episode ended."""
+        """Step every lane of a buffer (group of lanes) with its action in the blocks, and reset those whose episode
+        ended.
+        """
         lane = -1
         try:
             for lane in self._buffers[buffer]:
@@ -163,6 +172,9 @@ class LaneGroup:
             raise LaneError(lane, stepped.doing, action, error, stepped.age) from error
 
     def _step(self, lane: int, stepped: Lane) -> None:
+        """Step one lane, `stepped`, and write its outcome to row `lane` of the blocks. If the episode ended, write the
+        final observation and begin the next.
+        """
         blocks = self._blocks
         blocks.busy[lane], blocks.drawn[lane], row = 1, 0, blocks.observation[lane]
         outcome = stepped.step(blocks.action[lane], row)
@@ -179,19 +191,20 @@ class LaneGroup:
         blocks.busy[lane] = 0
 
     def draw(self, buffer: int) -> None:
-        """Render every lane of a buffer into the blocks, as a square picture of the requested side."""
+        """Render every lane of a buffer (group of lanes) into the blocks, as a square picture of the requested side."""
         blocks = self._blocks
         for lane in self._buffers[buffer]:
             if not blocks.drawn[lane]:
                 self._draw(lane)
 
     def close(self) -> None:
-        """Close the environments of all buffers."""
+        """Close the environments of all lanes."""
         for lane in self._lanes.values():
             lane.close()
         self._lanes = {}
 
     def _draw(self, lane: int) -> None:
+        """Render a lane into its block, resized to the requested side."""
         blocks, side = self._blocks, int(self._blocks.side[0])
         with _lane_errors(lane, "render"):
             blocks.picture[lane].reshape(-1)[: side * side * 3] = resized(
@@ -199,8 +212,8 @@ class LaneGroup:
             ).reshape(-1)
 
     def _write_mask(self, lane: int, mask: np.ndarray | None, sizes: tuple[int, ...]) -> None:
-        """Write the legal actions `mask` of a lane; all are legal if the environment gives none. Raises
-        InvalidValueError if a choice has no legal value, and so no distribution.
+        """Write the mask of legal actions of a lane, (H); None means that all are legal. `sizes` are the numbers of
+        actions of its choices. Raises InvalidValueError if a choice has no legal action, hence no distribution.
         """
         if self._blocks.shape.mask:
             row, first = self._blocks.legal[lane], 0

@@ -45,6 +45,8 @@ _SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NU
 
 
 class _Worker(NamedTuple):
+    """Worker process, the socket to it, and its lanes."""
+
     process: subprocess.Popen[bytes]
     link: socket.socket
     lanes: tuple[int, ...]
@@ -113,13 +115,13 @@ class LaneProcesses:
         self._set_timeout(timeout_s)
 
     def _set_timeout(self, seconds: float) -> None:
-        """Set the seconds that a worker may take for a call."""
+        """Set the number of seconds that a worker may take for a call."""
         for worker in self._workers:
             worker.link.settimeout(seconds)
 
     def begin(self, call: str, buffer: int) -> None:
-        """Start a call for the lanes of buffer number `buffer`: "make", "reset", "step" or "draw". Without processes it
-        is complete on return.
+        """Start a call ("make", "reset", "step" or "draw") for the lanes of a buffer, given by its index. Without
+        worker processes it is complete on return.
         """
         if self._local is not None:
             try:
@@ -133,13 +135,13 @@ class LaneProcesses:
                 worker.link.sendall(LETTERS[call] + bytes([buffer]))
 
     def _workers_of(self, call: str, buffer: int) -> list[_Worker]:
-        """Worker processes that take part in a call for buffer number `buffer`: all; with `independent` only the one
-        that owns the buffer, except for the call "make".
+        """Worker processes that take part in a call for a buffer, given by its index: all of them. With `independent`
+        only the owner of the buffer, except for the call "make".
         """
         return [self._workers[buffer % len(self._workers)]] if self._independent and call != "make" else self._workers
 
     def finish(self, call: str, buffer: int) -> None:
-        """Wait until the call begun for buffer number `buffer` is complete."""
+        """Wait until the call begun for a buffer, given by its index, is complete."""
         if buffer in self._stepped:
             self._stepped.remove(buffer)
             return
@@ -148,8 +150,8 @@ class LaneProcesses:
             self._receive(worker, call, workers[k:])
 
     def ready(self, *, wait: bool) -> list[int]:
-        """Numbers of the buffers whose step is complete, at least one if `wait`; call `finish` for each. Only with
-        `independent`.
+        """Indices of the buffers whose step is complete; call `finish` for each. With `wait` block until there is at
+        least one. Only with `independent`.
         """
         working = {worker.link.fileno(): worker for worker in self._workers if self._begun.get(worker.link.fileno())}
         descriptors, _, _ = select.select(list(working), [], [], self._timeout_s if wait else 0.0)
@@ -160,14 +162,14 @@ class LaneProcesses:
         return buffers
 
     def close(self) -> None:
-        """End the worker processes, or without any close the environments of this process."""
+        """End the worker processes; without any, close the environments of this process."""
         if self._local is not None:
             self._local.close()
         _end(self._workers)
 
     def _receive(self, worker: _Worker, call: str, waiting: Sequence[_Worker]) -> int:
-        """Receive a worker's answer: the number of the buffer that it completed. `waiting` are the processes that have
-        not answered yet.
+        """Receive a worker's answer to a call and return the index of the buffer that it completed. `waiting` are the
+        workers that have not answered yet, for a message. Raises EnvironmentFailedError.
         """
         done = self._begun[worker.link.fileno()].popleft()
         try:
@@ -186,6 +188,7 @@ class LaneProcesses:
         raise self._lane_error(document) if document is not None else self._exit_error(worker, call)
 
     def _lane_error(self, document: dict[str, Any]) -> EnvironmentFailedError:
+        """Convert the document of a LaneError to the error that the user sees."""
         lane, doing = document["lane"], document["doing"]
         if doing == "make":
             return EnvironmentFailedError(f"{self._name}: {document['raised']}", detail=document["traceback"])
@@ -201,6 +204,9 @@ class LaneProcesses:
         )
 
     def _timeout_error(self, call: str, limit_s: float, workers: Sequence[_Worker]) -> EnvironmentFailedError:
+        """Kill the workers that did not answer within `limit_s` seconds, and return the error that names the first
+        one's lane.
+        """
         lane = self._current_lane(workers[0])
         for worker in workers:
             worker.process.kill()
@@ -208,6 +214,7 @@ class LaneProcesses:
         return EnvironmentFailedError(f"{self._name}: `{call}` of {lane} did not return within {limit_s:g} s: {advice}")
 
     def _exit_error(self, worker: _Worker, call: str) -> EnvironmentFailedError:
+        """Make the error for a worker that ended during a call, with its signal or exit code."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.process.wait(5)
         code = worker.process.returncode
@@ -218,7 +225,7 @@ class LaneProcesses:
         )
 
     def _current_lane(self, worker: _Worker) -> str:
-        """Description of the lane that a process is busy with, and its action; else of all its lanes."""
+        """Describe the lane that a worker is busy with and its last action, or all of its lanes if none is busy."""
         busy = [lane for lane in worker.lanes if self.blocks.busy[lane]]
         if busy:
             return f"lane {busy[0]} (last action {self.blocks.action[busy[0]].tolist()})"
@@ -226,12 +233,13 @@ class LaneProcesses:
 
     @property
     def _name(self) -> str:
+        """Name of the source as the user wrote it."""
         return self._source.name if self._source.kind == "file" else f"{self._source.kind}:{self._source.name}"
 
 
 def distribute(buffers: Sequence[range], processes: int) -> list[list[range]]:
-    """Distribute each buffer's lanes over processes as contiguous ranges, with equal totals over all buffers. Returns
-    each process's range of every buffer.
+    """Distribute each buffer's lanes over processes as contiguous ranges, so that all processes have about the same
+    number of lanes. Returns, for each process, its range of every buffer.
     """
     shares: list[list[range]] = [[] for _ in range(processes)]
     first = 0  # process that receives an extra lane of an uneven buffer
@@ -246,7 +254,9 @@ def distribute(buffers: Sequence[range], processes: int) -> list[list[range]]:
 
 
 def _start(memory_fd: int, own: Sequence[range]) -> _Worker:
-    """Start a worker process for its ranges of lanes; it inherits the memory, its socket and this process's stderr."""
+    """Start a worker process for the ranges of lanes `own`. It inherits the shared memory, its socket and this
+    process's stderr.
+    """
     parent_end, child_end = socket.socketpair()
     command = [sys.executable, "-c", _PROGRAM, _HOME, str(child_end.fileno()), str(memory_fd), str(os.getpid())]
     with child_end:
@@ -261,7 +271,7 @@ def _start(memory_fd: int, own: Sequence[range]) -> _Worker:
 
 
 def _end(workers: list[_Worker]) -> None:
-    """End processes by closing their sockets; kill those still running after a second."""
+    """End worker processes by closing their sockets, kill those still running after a second, and clear the list."""
     for worker in workers:
         worker.link.close()
     until_s = time.monotonic() + 1.0

@@ -37,8 +37,8 @@ log = logging.getLogger("operant")
 
 
 class SourceError(Exception):
-    """An environment cannot be made or is not supported; the message is a sentence. `missing`: a package is not
-    installed.
+    """Error for an outside environment that cannot be made or is not supported; the message is a sentence. `missing`
+    marks a package that is not installed.
     """
 
     def __init__(self, sentence: str, *, missing: bool = False) -> None:
@@ -47,8 +47,8 @@ class SourceError(Exception):
 
 
 class Source(NamedTuple):
-    """Name and arguments of an outside environment, and its preprocessing; everything that a worker process needs to
-    make it.
+    """Specification of an outside environment: kind, name, arguments and preprocessing. A worker process needs nothing
+    else to make it.
     """
 
     kind: str  # "gymnasium", "ale", "envpool" or "file"
@@ -63,23 +63,25 @@ class Source(NamedTuple):
     sticky: float = 0.0  # probability of repeating the previous action
 
     def to_json(self) -> str:
-        """Serialise this source for a worker process."""
+        """Serialise the source as JSON text, for a worker process."""
         return json.dumps(self._asdict())
 
     @classmethod
     def from_json(cls, text: str) -> Source:
-        """Source from the text that `to_json` returned."""
+        """Parse the text that `to_json` returned."""
         fields = json.loads(text)
         return cls(**{**fields, "kwargs": tuple((key, tupled(value)) for key, value in fields["kwargs"])})
 
 
 def tupled(value: Any) -> Any:
-    """Hashable form of a value: lists become tuples, at every depth."""
+    """Convert lists to tuples, at every depth, so that the value is hashable."""
     return tuple(map(tupled, value)) if isinstance(value, list) else value
 
 
 def make(source: Source, *, draws: bool = False) -> Any:
-    """Make the gymnasium.Env of a source; with `draws` one whose `render` returns a picture. Raises SourceError."""
+    """Make the gymnasium.Env of a source; with `draws` one whose `render` returns a picture. Raises SourceError, with
+    `missing` for a package.
+    """
     try:
         import gymnasium
     except ImportError:
@@ -111,7 +113,9 @@ def make(source: Source, *, draws: bool = False) -> Any:
 
 
 def _missing_module(source: Source) -> str | None:
-    """Sentence for a module that an id such as gymnasium:MODULE:ID names and Python does not find; None otherwise."""
+    """Explain that an id such as gymnasium:MODULE:ID names a module that Python does not find; None if the module
+    exists or the id names none.
+    """
     module = source.name.rpartition(":")[0]
     package = module.partition(".")[0]
     if not package.isidentifier() or importlib.util.find_spec(package) is not None:
@@ -127,6 +131,9 @@ def _missing_module(source: Source) -> str | None:
 
 
 def _game(source: Source, kwargs: dict[str, Any]) -> Game:
+    """Make the Atari game of a source. Raises SourceError for an unknown argument, a missing package or an unknown
+    game.
+    """
     allowed = [
         name
         for name in inspect.signature(Game).parameters
@@ -149,7 +156,7 @@ def _game(source: Source, kwargs: dict[str, Any]) -> Game:
 
 
 def _without_screen() -> dict[str, str]:
-    """Environment variables to set for headless rendering and quiet imports."""
+    """Environment variables for headless rendering and quiet imports, by name."""
     variables = {
         "PYGAME_HIDE_SUPPORT_PROMPT": "1",
         "SDL_VIDEODRIVER": "dummy",
@@ -160,7 +167,9 @@ def _without_screen() -> dict[str, str]:
 
 @functools.cache
 def _drawing_library() -> str:
-    """MuJoCo's rendering backend without a display: without one its import fails."""
+    """Choose MuJoCo's rendering backend on a machine without a display: "egl", "osmesa" or, if neither library exists,
+    "disabled".
+    """
     for name, file in (("egl", "libEGL.so.1"), ("osmesa", "libOSMesa.so.8")):
         with contextlib.suppress(OSError):
             ctypes.CDLL(file)
@@ -169,18 +178,19 @@ def _drawing_library() -> str:
 
 
 def _line(error: Exception) -> str:
+    """First line of an error's message, or the name of its class if it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def missing(kind: str, name: str, package: str) -> SourceError:
-    """SourceError for the missing `package` of an environment, with the command that installs it."""
+    """Make the SourceError for an environment whose `package` is not installed, with the command that installs it."""
     what = f"{kind}:{name}" if kind else name
     return SourceError(f"{what} needs {package}, which is not installed: {install_command(kind)}", missing=True)
 
 
 def maker_of(source: Source) -> Callable[..., Any]:
-    """Function of a user's file that makes the environment. Raises SourceError."""
+    """Import a user's file and return its function that makes the environment. Raises SourceError."""
     path, _, function = source.name.rpartition(":")
     file = Path(path)
     try:
@@ -195,6 +205,9 @@ def maker_of(source: Source) -> Callable[..., Any]:
 
 
 def _from_file(source: Source, kwargs: dict[str, Any], draws: bool) -> Any:
+    """Make a user's environment by the function of the file, with `render_mode` if it is to be drawn and the function
+    takes it. Raises SourceError.
+    """
     path, _, function = source.name.rpartition(":")
     file, maker = Path(path), maker_of(source)
     takes = inspect.signature(maker).parameters
@@ -217,7 +230,7 @@ _MODULES: dict[tuple[str, str], Any] = {}
 
 
 def _module(file: Path, version: str) -> Any:
-    """Module of a user's file, imported once per `version` (hash) of its text."""
+    """Import a user's file and return the module; it is imported once per `version` (hash of its text)."""
     key = (str(file), version)
     if key not in _MODULES:
         _MODULES[key] = user_file.load(file, f"operant_user_source_{file.stem}")
@@ -228,7 +241,7 @@ def _module(file: Path, version: str) -> Any:
 
 
 class View:
-    """Conversion of an environment's observations to rows of numbers: grayscale, resize and frame stack."""
+    """Converter of an environment's observations to rows of numbers: grayscale, resize and frame stack."""
 
     def __init__(self, source: Source, space: Any) -> None:
         """Prepare the conversion of observations of `space`. Raises SourceError for a space that is not supported, or
@@ -253,7 +266,7 @@ class View:
         self._row = np.zeros(size, self._plain.dtype)
 
     def declared(self) -> spaces.Observation:
-        """Description of a row of observations, as of `spaces.observation`."""
+        """Describe a row of observations, frame stack included, as `spaces.observation` does for one observation."""
         plain, k = self._plain, self._stack
         if self.shape:
             return spaces.Observation(
@@ -273,7 +286,7 @@ class View:
         return spaces.Observation(self.size, plain.dtype, low, high, (), categories, tuple(fields), self.frame)
 
     def frame(self, value: Any, row: np.ndarray) -> None:
-        """Write one observation as a row without frame stack."""
+        """Write one observation to a row (without frame stack), as grayscale and resized if configured."""
         if not (self._grey or self._side):
             self._plain.write(value, row)
             return
@@ -286,7 +299,7 @@ class View:
         row[:] = picture.reshape(-1)
 
     def stacked(self, frames: np.ndarray, row: np.ndarray) -> None:
-        """Write the last k frames, (k, size of a frame), oldest first, as one observation row (O)."""
+        """Write the last k frames (k, size of a frame), oldest first, to one observation row (O)."""
         if self.shape:  # frames become channels
             height, width, channels = self.shape
             row.reshape(height, width, self._stack, channels // self._stack)[:] = frames.reshape(
@@ -297,7 +310,9 @@ class View:
 
 
 class Outcome(NamedTuple):
-    """Reward, ends of episode and legal actions of a step of one lane; the observation is written elsewhere."""
+    """Result of a step of one lane: reward, ends of the episode and legal actions. The observation is written
+    to a row.
+    """
 
     reward: float
     terminated: bool
@@ -306,7 +321,7 @@ class Outcome(NamedTuple):
 
 
 class Lane:
-    """One environment instance that reads actions and writes observations as rows of numbers. Never resets by itself:
+    """Environment instance that reads actions and writes observations as rows of numbers. It never resets by itself:
     `reset` begins an episode.
     """
 
@@ -334,8 +349,8 @@ class Lane:
         self._close: Callable[[], None] = getattr(self.env, "close", lambda: None)
 
     def reset(self, seed: int | None, row: np.ndarray) -> np.ndarray | None:
-        """Begin an episode and write its first observation (O). Returns the legal actions, if given. With `seed` None
-        the generator continues.
+        """Begin an episode and write its first observation to `row` (O). Returns the mask of legal actions, or None if
+        there is none. With `seed` None the environment's generator continues.
         """
         self.age, self.doing, self._before = 0, "reset", None
         value, info = self.env.reset(seed=seed)
@@ -347,8 +362,8 @@ class Lane:
         return spaces.mask_of(info, value, self.action.sizes)
 
     def step(self, chosen: np.ndarray, row: np.ndarray) -> Outcome:
-        """Take an action (A) and write the observation after it (O): at an episode's end, its true final one. Raises
-        whatever the environment raises.
+        """Take an action row `chosen` (A) and write the next observation to `row` (O): at an episode's end the true
+        final one. Raises whatever the environment raises.
         """
         source, total, terminated, truncated, self.doing = self._source, 0.0, False, False, "step"
         action = self.action.read(chosen)
@@ -371,7 +386,7 @@ class Lane:
         return Outcome(total, bool(terminated), bool(truncated), spaces.mask_of(info, value, self.action.sizes))
 
     def picture(self) -> np.ndarray:
-        """Picture from `render`, (H, W, 3) bytes. Raises SourceError if it returns none."""
+        """Render the environment as (H, W, 3) bytes. Raises SourceError if `render` returns no picture."""
         rendered = self.env.render()
         picture = np.asarray(rendered[-1] if isinstance(rendered, list) and rendered else rendered)
         if picture.ndim != 3 or picture.shape[2] < 3:
@@ -382,7 +397,7 @@ class Lane:
         return picture[..., :3].astype(np.uint8)
 
     def close(self) -> None:
-        """Close the environment. Nothing depends on it, so an error is a warning."""
+        """Close the environment. An error is only logged, because nothing depends on it."""
         try:
             self._close()
         except Exception as error:

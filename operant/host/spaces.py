@@ -27,11 +27,13 @@ _CATEGORIES = 256  # values of a byte
 
 
 class UnsupportedSpaceError(Exception):
-    """A space that cannot be a row; the message is a sentence."""
+    """Error for a space whose values cannot be converted to rows; the message is a sentence."""
 
 
 class InvalidValueError(Exception):
-    """A value that its space does not contain: `what` and `problem` are two parts of a sentence."""
+    """Error for a value that its space does not contain: `what` (a noun phrase) and `problem` (a predicate) make a
+    sentence.
+    """
 
     def __init__(self, what: str, problem: str) -> None:
         super().__init__(f"{what} {problem}")
@@ -39,7 +41,7 @@ class InvalidValueError(Exception):
 
 
 class Part(NamedTuple):
-    """Leaf of a space (not a Dict or Tuple): its name, its path in a value, and its space."""
+    """Leaf of a space (not a Dict or Tuple): its name, the path of keys to its value, and its space."""
 
     name: str
     path: tuple[Any, ...]
@@ -47,7 +49,7 @@ class Part(NamedTuple):
 
 
 class Field(NamedTuple):
-    """Named range of entries in a row."""
+    """Named range of entries of a row: [start, stop)."""
 
     name: str
     start: int
@@ -56,7 +58,7 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class Observation:
-    """Description of an observation row, and `write(value, row)`, which fills one."""
+    """Layout of an observation row: size, dtype, bounds, categories and named fields. `write(value, row)` fills one."""
 
     size: int
     dtype: str  # "float32" or "uint8"
@@ -70,7 +72,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Action:
-    """Description of an action row by the `sizes` of its choices or by bounds, and `read(row)`, which converts one to
+    """Layout of an action row: the `sizes` of its discrete choices, or the bounds of a Box. `read(row)` converts one to
     the environment's action.
     """
 
@@ -87,7 +89,9 @@ class Action:
 
 
 def parts(space: Any, name: str = "", path: tuple[Any, ...] = ()) -> Iterator[Part]:
-    """Yield the leaves (not Dict or Tuple) of a space, in order, named as Python would access them."""
+    """Yield the leaves (not Dict or Tuple) of a space in order, named as Python would access them. Raises
+    UnsupportedSpaceError.
+    """
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -105,6 +109,7 @@ def parts(space: Any, name: str = "", path: tuple[Any, ...] = ()) -> Iterator[Pa
 
 
 def _reach(value: Any, path: tuple[Any, ...]) -> Any:
+    """Look up the value at a path of keys in nested dicts and tuples."""
     for key in path:
         value = value[key]
     return value
@@ -127,7 +132,7 @@ def _choices(space: Any) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def has_mask(space: Any) -> bool:
-    """Whether the observations of this space are a Dict that holds the legal actions."""
+    """Whether observations of this space are a Dict that contains the mask of legal actions."""
     from gymnasium import spaces
 
     return isinstance(space, spaces.Dict) and MASK in space.spaces
@@ -153,7 +158,7 @@ def channels_first(shape: tuple[int, ...]) -> bool:
 
 
 def observation(space: Any) -> Observation:
-    """Description of the observation row of a space. Raises UnsupportedSpaceError."""
+    """Describe the row into which observations of a space are converted. Raises UnsupportedSpaceError."""
     if has_mask(space):
         from gymnasium import spaces
 
@@ -172,6 +177,7 @@ def observation(space: Any) -> Observation:
 
 
 def _numbers(space: Any) -> int:
+    """Number of entries of a value of this space."""
     choices = _choices(space)
     return math.prod(space.shape) if choices is None else len(choices[0])
 
@@ -180,20 +186,22 @@ def _numbers(space: Any) -> int:
 
 
 def check_shape(values: np.ndarray, shape: tuple[int, ...], name: str) -> None:
-    """Raise InvalidValueError if an observation has another shape than its space."""
+    """Check that an observation has the shape of its space. Raises InvalidValueError."""
     if values.shape != shape:
         raise InvalidValueError(_whole(name), f"has the shape {values.shape}, its space {shape}")
 
 
 def _whole(name: str) -> str:
-    """Name of a part in a sentence: parts of a Tuple begin with their index."""
+    """Name of a part as a noun phrase: "the NAME", or "observation[K]" for parts of a Tuple, whose names begin with
+    their index.
+    """
     return f"observation{name}" if name.startswith("[") else f"the {name}"
 
 
 def whole_numbers(part: Part) -> Callable[[Any], Any]:
-    """`read(value)` of a part of whole numbers: its entries, (n) or for Discrete one number, from 0 on for Discrete and
-    MultiDiscrete. `read` raises InvalidValueError for another shape, and for an entry that is no whole number or not in
-    the space.
+    """Make the function `read(value)` that converts a value of an integer space (or bytes) to its entries, (n) or for
+    Discrete one number; choices are counted from 0. `read` raises InvalidValueError for a wrong shape or an entry that
+    is not an integer of the space.
     """
     name, space, choices = part.name, part.space, _choices(part.space)
     shape = tuple(space.shape)
@@ -245,7 +253,7 @@ def whole_numbers(part: Part) -> Callable[[Any], Any]:
 
 
 def _entry(name: str, shape: tuple[int, ...], k: int) -> str:
-    """Name of the k-th entry of a part: `observation[2, 0]`."""
+    """Name of entry k of a part with this shape, such as `observation[2, 0]`."""
     if not shape:
         return _whole(name)
     return f"{_whole(name).removeprefix('the ')}[{', '.join(map(str, map(int, np.unravel_index(k, shape))))}]"
@@ -255,6 +263,7 @@ def _entry(name: str, shape: tuple[int, ...], k: int) -> str:
 
 
 def _picture(space: Any) -> Observation:
+    """Describe the row of a picture: bytes (H, W, C), transposed if its channels come first."""
     declared, read = tuple(space.shape), whole_numbers(Part("observation", (), space))
     turned = channels_first(space.shape)
     height, width, *planes = space.shape[1:] + space.shape[:1] if turned else space.shape
@@ -272,7 +281,9 @@ def _picture(space: Any) -> Observation:
 
 
 def _bytes(leaves: list[Part], choices: list[Any]) -> Observation:
-    """Row of bytes: categorical features and numeric uint8."""
+    """Describe a row of bytes: categorical features and numeric uint8. `choices` are the numbers and least values of
+    each leaf's categories, or None.
+    """
     categories: list[int] = []
     high: list[float] = []
     fields, plans, offset = [], [], 0
@@ -298,7 +309,9 @@ def _bytes(leaves: list[Part], choices: list[Any]) -> Observation:
 
 
 def _floats(leaves: list[Part], choices: list[Any]) -> Observation:
-    """Row of float32: one-hot, 0 and 1, and plain values."""
+    """Describe a row of float32: categories one-hot, MultiBinary as 0 and 1, other values as they are. `choices` are
+    the numbers and least values of each leaf's categories, or None.
+    """
     low: list[float] = []
     high: list[float] = []
     fields, offset = [], 0
@@ -330,7 +343,7 @@ def _floats(leaves: list[Part], choices: list[Any]) -> Observation:
 
 
 def _fill_plain(part: Part) -> Callable[[Any, np.ndarray], None]:
-    """`fill(value, out)` of a Box of any numbers."""
+    """Make the function `fill(value, out)` that writes a Box of any numbers, unscaled."""
     name, shape = part.name, tuple(part.space.shape)
 
     def fill(value: Any, out: np.ndarray) -> None:
@@ -343,7 +356,7 @@ def _fill_plain(part: Part) -> Callable[[Any, np.ndarray], None]:
 
 
 def _fill_scaled(part: Part, scale: float) -> Callable[[Any, np.ndarray], None]:
-    """`fill(value, out)` of bytes, which are scaled, and of MultiBinary."""
+    """Make the function `fill(value, out)` that writes bytes or MultiBinary, multiplied by `scale`."""
     read = whole_numbers(part)
 
     def fill(value: Any, out: np.ndarray) -> None:
@@ -353,7 +366,9 @@ def _fill_scaled(part: Part, scale: float) -> Callable[[Any, np.ndarray], None]:
 
 
 def _fill_one_hot(part: Part, sizes: np.ndarray) -> Callable[[Any, np.ndarray], None]:
-    """`fill(value, out)` of Discrete and MultiDiscrete."""
+    """Make the function `fill(value, out)` that writes Discrete or MultiDiscrete one-hot; `sizes` are the numbers of
+    categories.
+    """
     read, first = whole_numbers(part), np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
 
     def fill(value: Any, out: np.ndarray) -> None:
@@ -367,8 +382,8 @@ def _fill_one_hot(part: Part, sizes: np.ndarray) -> Callable[[Any, np.ndarray], 
 
 
 def action(space: Any) -> Action:
-    """Description of the action row of a space. Raises UnsupportedSpaceError for a mix of choices and continuous
-    values.
+    """Describe the row from which actions of a space are read. Raises UnsupportedSpaceError for a mix of discrete
+    choices and continuous values.
     """
     leaves = list(parts(space, "action"))
     choices_of_leaves = [_choices(part.space) for part in leaves]
@@ -386,7 +401,7 @@ def action(space: Any) -> Action:
 
 
 def _reader(space: Any) -> Callable[[np.ndarray], Any]:
-    """Function `read(row)` that converts a row to an action of a space."""
+    """Make the function `read(row)` that converts an action row to an action of a space."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
@@ -415,21 +430,23 @@ def _reader(space: Any) -> Callable[[np.ndarray], Any]:
 
 
 def select(value: Any, k: int) -> Any:
-    """Entry k of a batch of values: of an array, or of each array in a dict or tuple."""
+    """Return entry k of a batch of values: of an array, or of each array in a dict or tuple."""
     if isinstance(value, dict):
         return {key: select(inner, k) for key, inner in value.items()}
     return tuple(select(inner, k) for inner in value) if isinstance(value, tuple) else value[k]
 
 
 def copy_batch(value: Any) -> Any:
-    """Copy of a batch of values: of an array, or of each array in a dict or tuple."""
+    """Copy a batch of values: an array, or each array in a dict or tuple."""
     if isinstance(value, dict):
         return {key: copy_batch(inner) for key, inner in value.items()}
     return tuple(map(copy_batch, value)) if isinstance(value, tuple) else np.array(value)
 
 
 def replace_rows(value: Any, which: np.ndarray, rows: Any) -> None:
-    """Replace the entries `which` (n) of a batch of values by `rows` (n), in place."""
+    """Replace the entries `which` (n) of a batch of values by `rows` (n), in place: of an array, or of each array in a
+    dict or tuple.
+    """
     if isinstance(value, dict | tuple):
         for key in value if isinstance(value, dict) else range(len(value)):
             replace_rows(value[key], which, rows[key])
@@ -438,8 +455,8 @@ def replace_rows(value: Any, which: np.ndarray, rows: Any) -> None:
 
 
 def mask_of(info: Any, value: Any, sizes: tuple[int, ...]) -> np.ndarray | None:
-    """Legal actions, (H) of 0 and 1, from `info` or a Dict observation; None if neither has them. Raises
-    InvalidValueError for another number of entries.
+    """Read the mask of legal actions, (H) of 0 and 1, from `info` or a Dict observation `value`; None if neither
+    contains one. Raises InvalidValueError if it has not sum(`sizes`) entries.
     """
     mask = info.get(MASK) if isinstance(info, dict) else None
     if mask is None and isinstance(value, dict):

@@ -23,7 +23,7 @@ _OWN_KEYS = ("frame_skip", "frame_stack", "grayscale", "resize", "sticky")
 
 
 class Step(NamedTuple):
-    """Outcome of a step of n lanes; `final` holds the last observations of ended episodes."""
+    """Result of a step of n lanes; `final` holds the last observations of ended episodes."""
 
     observation: Any
     reward: np.ndarray
@@ -34,8 +34,8 @@ class Step(NamedTuple):
 
 
 class Vector:
-    """Base class of vectorised environments: n lanes of a source that are reset and stepped together by up to `threads`
-    threads.
+    """Base class of vectorised environments: n lanes (copies) of a source's environment, reset and stepped together by
+    up to `threads` threads.
     """
 
     single_observation_space: Any
@@ -49,13 +49,15 @@ class Vector:
         raise NotImplementedError
 
     def step(self, actions: np.ndarray) -> Step:
-        """Step all lanes with their actions (n, ...); ended episodes are followed by the next."""
+        """Step all lanes with their actions (n, ...). Where an episode ended, the observation returned is the first of
+        the next one.
+        """
         raise NotImplementedError
 
 
 class UserVector(Vector):
-    """A user's `gymnasium.vector.VectorEnv` with autoreset mode SAME_STEP or DISABLED. Raises SourceError for any
-    other.
+    """Vectorised environment of a user: a `gymnasium.vector.VectorEnv` with autoreset mode SAME_STEP or DISABLED.
+    Raises SourceError for any other mode.
     """
 
     def __init__(self, source: Source, count: int, threads: int) -> None:
@@ -91,7 +93,9 @@ class UserVector(Vector):
         return self.env.reset(seed=[int(seed) for seed in seeds])
 
     def step(self, actions: np.ndarray) -> Step:
-        """Step all lanes; in mode DISABLED a second call resets those whose episode ended."""
+        """Step all lanes with their actions (n, ...); in mode DISABLED a second call resets those whose episode
+        ended.
+        """
         observation, reward, terminated, truncated, info = self.env.step(actions)
         ended = terminated | truncated
         final = info.get("final_obs", observation) if isinstance(info, dict) else observation
@@ -103,8 +107,8 @@ class UserVector(Vector):
 
 
 class EnvPoolVector(Vector):
-    """EnvPool's batch of n lanes of one game or task. Raises SourceError without the package, or for settings that
-    EnvPool applies itself.
+    """Vectorised environment of EnvPool: n lanes of one game or task. Raises SourceError without the package, or for
+    settings that EnvPool applies itself.
     """
 
     def __init__(self, source: Source, count: int, threads: int) -> None:
@@ -120,6 +124,7 @@ class EnvPoolVector(Vector):
         self.single_observation_space, self.single_action_space = self.env.observation_space, self.env.action_space
 
     def _make_pool(self, seed: int) -> Any:
+        """Make EnvPool's environment of all lanes with one seed."""
         settings = {
             "num_envs": self.count,
             "seed": seed,
@@ -130,14 +135,16 @@ class EnvPoolVector(Vector):
         return self._envpool.make_gymnasium(self.source.name, **settings)
 
     def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
-        """Reset all lanes by making the pool again, as it has a single seed: the first of `seeds`. Returns observations
-        and info.
+        """Reset all lanes by making the pool again, because it has a single seed: the first of `seeds`. Returns
+        observations and info.
         """
         self.env = self._make_pool(int(seeds[0]))
         return self.env.reset()
 
     def step(self, actions: np.ndarray) -> Step:
-        """Step all lanes, and those whose episode ended once more, which begins their next episode."""
+        """Step all lanes with their actions (n, ...), and those whose episode ended once more, which begins their next
+        episode.
+        """
         observation, reward, terminated, truncated, info = self.env.step(actions)
         ended = np.flatnonzero(terminated | truncated)
         final = observation
@@ -150,8 +157,8 @@ class EnvPoolVector(Vector):
 
 
 def _with_masks(info: Any, first_info: Any, lanes: np.ndarray) -> Any:
-    """Copy of `info` with the legal actions of `first_info` for some `lanes`. The rows of `first_info` are those of all
-    lanes, or of these only.
+    """Copy `info` with the legal actions of some `lanes` replaced by those in `first_info`, whose rows are either all
+    lanes or these only. Returns `info` itself if one of the two has no legal actions.
     """
     if not all(isinstance(one, dict) and spaces.MASK in one for one in (info, first_info)):
         return info
@@ -161,13 +168,18 @@ def _with_masks(info: Any, first_info: Any, lanes: np.ndarray) -> Any:
 
 
 def _reject_keys(source: Source, keys: Sequence[str], reason: str) -> None:
+    """Check that the settings `keys` of a source have their default values. Raises SourceError with the `reason` why
+    they cannot be set.
+    """
     for key in keys:
         if getattr(source, key) != Source._field_defaults[key]:
             raise SourceError(f"env.{key} is {getattr(source, key)!r}: {reason}")
 
 
 def vector_class(source: Source) -> type[Vector] | None:
-    """Class of the vectorised environment of a source; None if each lane is a gymnasium.Env. Raises SourceError."""
+    """Choose the class of a source's vectorised environment; None if the source makes single environments. Raises
+    SourceError.
+    """
     if source.kind == "envpool":
         return EnvPoolVector
     if source.kind == "file" and "num_envs" in inspect.signature(maker_of(source)).parameters:
@@ -176,7 +188,9 @@ def vector_class(source: Source) -> type[Vector] | None:
 
 
 class VectorGroup(LaneGroup):
-    """Lanes of a source in one process, with one vectorised environment per buffer (group of lanes)."""
+    """Lanes of a source in one process, with one vectorised environment per buffer (group of lanes). Has the interface
+    of LaneGroup.
+    """
 
     def __init__(
         self, source: Source, blocks: Blocks, buffers: Sequence[Sequence[int]], *, draws: bool, threads: int = 1
@@ -187,6 +201,8 @@ class VectorGroup(LaneGroup):
         self.calls = {name: self._guarded(name, call) for name, call in self.calls.items()}
 
     def _guarded(self, name: str, call: Callable[[int], None]) -> Callable[[int], None]:
+        """Wrap a call (`name`) of a buffer so that its lanes are marked busy and any error becomes a LaneError."""
+
         def guarded(buffer: int) -> None:
             lanes = self._buffers[buffer]
             try:
@@ -205,7 +221,7 @@ class VectorGroup(LaneGroup):
         return guarded
 
     def make(self, buffer: int) -> None:
-        """Make the vectorised environments of all buffers, whatever `buffer` is."""
+        """Make the vectorised environments of all buffers (groups of lanes). `buffer` is ignored."""
         vector_type = vector_class(self._source)
         assert vector_type is not None
         self._vectors = [
@@ -223,7 +239,9 @@ class VectorGroup(LaneGroup):
         )
 
     def reset(self, buffer: int) -> None:
-        """Reset every lane of a buffer with its seed in the blocks."""
+        """Reset every lane of a buffer (group of lanes) with its seed in the blocks, and write observations and legal
+        actions there.
+        """
         vector, lanes = self._vectors[buffer], self._buffers[buffer]
         assert vector is not None
         value, info = vector.reset(self._blocks.seed[lanes])
@@ -231,7 +249,9 @@ class VectorGroup(LaneGroup):
         self._write(lanes, value, info)
 
     def step(self, buffer: int) -> None:
-        """Step every lane of a buffer with its action in the blocks; ended episodes are followed by the next."""
+        """Step every lane of a buffer (group of lanes) with its action in the blocks; ended episodes are followed by
+        the next.
+        """
         vector, lanes, blocks = self._vectors[buffer], self._buffers[buffer], self._blocks
         assert vector is not None
         if self._start is not None:
@@ -254,7 +274,9 @@ class VectorGroup(LaneGroup):
         self._write(lanes, done.observation, done.info)
 
     def _write(self, lanes: Sequence[int], value: Any, info: Any) -> None:
-        """Write observations and legal actions of all lanes."""
+        """Write observations and legal actions of a buffer's lanes to the blocks, from a batch of observations and its
+        info.
+        """
         rows = self._blocks.observation
         whole = self._plain and self._write_all(lanes, np.asarray(value), rows)
         if whole and not self._blocks.shape.mask:
@@ -271,7 +293,9 @@ class VectorGroup(LaneGroup):
             raise self._invalid(lane, error) from error
 
     def _write_all(self, lanes: Sequence[int], values: np.ndarray, rows: np.ndarray) -> bool:
-        """Write all observations in one copy; False if their values must be checked one by one."""
+        """Write a batch of observations to the lanes' rows in one copy. Returns False if the values must be checked one
+        by one.
+        """
         try:
             spaces.check_shape(values, (len(lanes), *self._shape), "observation")
         except spaces.InvalidValueError as error:
@@ -282,6 +306,7 @@ class VectorGroup(LaneGroup):
         return True
 
     def _write_observation(self, value: Any, row: np.ndarray) -> None:
+        """Write one observation to a row. Raises InvalidValueError."""
         if not self._plain:
             self._view.frame(value, row)
             return
@@ -291,12 +316,14 @@ class VectorGroup(LaneGroup):
         row[:] = self._read_bytes(values) if checked and self._read_bytes is not None else values.reshape(-1)
 
     def _invalid(self, lane: int, error: spaces.InvalidValueError, name: str = "") -> LaneError:
-        """LaneError of a value of a lane, or of several lanes of that `name`."""
+        """Make the LaneError for an invalid value of a lane. `name` names several lanes instead, such as "0 to 7"."""
         step, action = int(self._age[lane]), self._blocks.action[lane].tolist()
         return LaneError(name or lane, "step" if step else "reset", action, error, step)
 
     def draw(self, buffer: int) -> None:
-        """Write the newest observed frame of every lane of a buffer to the blocks as a picture."""
+        """Write the newest observed frame of every lane of a buffer (group of lanes) to the blocks, as a square picture
+        of the requested side.
+        """
         blocks, side = self._blocks, int(self._blocks.side[0])
         for lane in self._buffers[buffer]:
             height, width, channels = self._view.shape
@@ -311,10 +338,14 @@ class VectorGroup(LaneGroup):
 
 
 def channels_first(space: Any) -> bool:
-    """Whether observation rows keep the environment's channels-first layout (C, H, W), which the reader transposes."""
+    """Whether the lanes' observation rows keep the layout (C, H, W) of the environment, which the reader of the rows
+    transposes.
+    """
     return spaces.is_picture(space) and spaces.channels_first(space.shape)
 
 
 def view_of(source: Source, vector: Vector) -> View:
-    """Conversion of a vectorised environment's observations to rows; preprocessing is the environment's own."""
+    """Make the converter of a vectorised environment's observations to rows. It does no preprocessing: the environment
+    does its own.
+    """
     return View(source._replace(frame_stack=1, grayscale=False, resize=None), vector.single_observation_space)

@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def receive(link: socket.socket, count: int) -> bytes:
-    """Receive `count` bytes from a socket; fewer if the other side has closed."""
+    """Receive `count` bytes from a socket. Returns fewer if the other side has closed."""
     got = b""
     while len(got) < count and (more := link.recv(count - len(got))):
         got += more
@@ -38,7 +38,7 @@ def receive(link: socket.socket, count: int) -> bytes:
 
 def group_of(source: Source, blocks: Blocks, buffers: Any, *, draws: bool, threads: int) -> LaneGroup:
     """Make the group that steps a source's lanes in this process: by a vectorised environment if the source has one,
-    else lane by lane. `draws`: they can be rendered.
+    else lane by lane. `draws`: the lanes can be rendered.
     """
     try:
         batched = vector_class(source) is not None
@@ -52,7 +52,7 @@ def group_of(source: Source, blocks: Blocks, buffers: Any, *, draws: bool, threa
 
 
 def _end_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent exits, even if the parent is killed."""
+    """Make the operating system kill this process when its parent exits, even if the parent is killed."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent exited before prctl
@@ -60,7 +60,9 @@ def _end_with(parent: int) -> None:
 
 
 def main(socket_fd: int, memory_fd: int, parent: int) -> None:
-    """Read the setup from the socket, and answer calls until the socket closes. Does not return."""
+    """Read the setup from the socket and answer calls until the socket closes, then exit: never returns. `parent` is
+    the parent's process id.
+    """
     _end_with(parent)
     for number in (
         signal.SIGINT,
@@ -87,6 +89,7 @@ def main(socket_fd: int, memory_fd: int, parent: int) -> None:
 
 
 def _answer(group: LaneGroup, call: str, buffer: int) -> bytes:
+    """Make a call for a buffer and encode the answer: DONE, or FAILED and the error's document."""
     try:
         group.calls[call](buffer)
     except LaneError as error:

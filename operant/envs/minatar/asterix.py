@@ -55,6 +55,9 @@ def reset(s, rows, workspace, p, key):
 
 @device_call
 def spawn(rows, key):
+    """Let an enemy or gold enter a random free row of Asterix's board, from a random side; does nothing if no row is
+    free.
+    """
     free = 0
     for k in range(ROWS):
         free += 1 if rows[k] == EMPTY else 0
@@ -70,8 +73,10 @@ def spawn(rows, key):
 
 
 @device_call
-def touch(rows, x, y):
-    """Collect or meet the object in the player's cell: (reward, whether the game is over)."""
+def meet_item(rows, x, y):
+    """Collect the gold or meet the enemy in the player's cell (x, y): returns the reward and whether the game
+    is over.
+    """
     item = whole(rows[y - 1])
     if item == EMPTY or item & COLUMN != x:
         return float32(0.0), False
@@ -83,7 +88,7 @@ def touch(rows, x, y):
 
 @device_call
 def move(rows):
-    """Move all enemies and gold by one cell, off the board at the sides."""
+    """Move all enemies and gold by one cell; they leave the board at the sides."""
     for k in range(ROWS):
         item = whole(rows[k])
         if item != EMPTY:
@@ -93,7 +98,7 @@ def move(rows):
 
 @device_call
 def ramp(s):
-    """Shorten the intervals of spawns and moves when the ramp timer expires."""
+    """Advance the ramp timer; when it expires, shorten the intervals between spawns and between moves."""
     spawn_every, move_every = s[SPAWN_EVERY], s[MOVE_EVERY]
     if spawn_every > float32(1.0) or move_every > float32(1.0):
         if s[RAMP] >= float32(0.0):
@@ -124,11 +129,11 @@ def step(s, rows, workspace, action, p, key, tally):
     elif executed == DOWN:
         y = min(y + 1, ROWS)
 
-    reward, over = touch(rows, x, y)
+    reward, over = meet_item(rows, x, y)
     if s[MOVE] == float32(0.0):
         s[MOVE] = s[MOVE_EVERY]
         move(rows)
-        more, caught = touch(rows, x, y)
+        more, caught = meet_item(rows, x, y)
         reward, over = reward + more, over or caught
 
     s[SPAWN] -= float32(1.0)
@@ -141,7 +146,7 @@ def step(s, rows, workspace, action, p, key, tally):
 
 @device_call
 def masks(s, rows, row):
-    """Masks of a row by channel: player, enemy, trail, gold."""
+    """10-bit masks of row number `row` of the board for each channel: player, enemy, trail, gold."""
     item = whole(rows[min(max(row - 1, 0), ROWS - 1)]) if row >= 1 and row <= ROWS else int32(EMPTY)
     occupied, column = item != EMPTY, item & COLUMN
     gold = item & GOLD != 0

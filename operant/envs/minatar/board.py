@@ -21,13 +21,15 @@ def whole(number):
 
 @device
 def sticky_action(last, action, p, key):
-    """Action to execute: the given one, or with probability `sticky` the last one."""
+    """Choose the action to execute: `action`, or with probability `p.sticky` the last action again."""
     return last if uniform(key, 0) < p.sticky else int32(action)
 
 
 @device
 def bit(column, present):
-    """Bit mask of a column within a row; 0 if the object is absent or off the board."""
+    """Mask with the bit of a column set within a row of 10; 0 if the object is not `present` or the column is off the
+    board.
+    """
     return int32(1 << int32(column)) if present and column >= 0 and column < SIDE else int32(0)
 
 
@@ -43,7 +45,7 @@ def game(
     actions: tuple[str, ...],
     time_limit: int | None = 10_000,
 ) -> Env:
-    """Declare a MinAtar game.
+    """Declare the environment of a MinAtar game on a board of 10 x 10 cells.
 
     `masks(s, cells, row)` returns the row's mask of each channel. Observation shards are rows. In pictures, later
     channels cover earlier ones.

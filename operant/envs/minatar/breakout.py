@@ -97,7 +97,7 @@ def step(s, bricks, workspace, action, p, key, tally):
 
 @device_call
 def masks(s, bricks, row):
-    """10-bit masks of a row by channel: paddle, ball, trail, bricks."""
+    """10-bit masks of row number `row` of the board for each channel: paddle, ball, trail, bricks."""
     paddle, ball, trail = (
         bit(whole(s[PADDLE]), row == LAST),
         bit(whole(s[X]), row == whole(s[Y])),

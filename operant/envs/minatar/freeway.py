@@ -37,6 +37,7 @@ class Params(NamedTuple):
 
 @device_call
 def new_speeds(cars, key, first):
+    """Draw new speeds and directions for all cars, from draw number `first` of the key on."""
     for k in range(CARS):
         speed = 1 + integer(key, first + k, 5)
         cars[TIMER + k] = speed
@@ -87,7 +88,7 @@ def step(s, cars, workspace, action, p, key, tally):
 
 @device_call
 def masks(s, cars, row):
-    """10-bit masks of a row by channel: chicken, car, and one trail per speed."""
+    """10-bit masks of row number `row` of the board for each channel: chicken, car, and one trail per speed."""
     chicken, k, on_road = bit(COLUMN, row == whole(s[ROW])), min(max(row - 1, 0), CARS - 1), row >= 1 and row <= CARS
     x, velocity = whole(cars[X + k]), whole(cars[VELOCITY + k])
     behind, speed = x - 1 if velocity > 0 else x + 1, abs(velocity)

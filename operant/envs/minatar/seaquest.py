@@ -92,7 +92,9 @@ def reset(s, items, workspace, p, key):
 
 @device_call
 def append(s, items, count, first, end, item):
-    """Append an item to the list in items[first:end], whose length is s[count]."""
+    """Append an item (a packed object) to the list stored in items[first:end], whose length is s[count]; dropped if the
+    list is full.
+    """
     slot = first + whole(s[count])
     if slot < end:
         items[slot] = item
@@ -101,8 +103,8 @@ def append(s, items, count, first, end, item):
 
 @device_call
 def remove(s, items, count, first, k):
-    """Remove item k of the list that begins at items[first], whose length is s[count], keeping the order of
-    the others.
+    """Remove item k of the list stored from items[first] on, whose length is s[count]. The order of the others
+    is kept.
     """
     s[count] -= float32(1.0)
     for slot in range(first + k, first + whole(s[count])):
@@ -111,7 +113,7 @@ def remove(s, items, count, first, k):
 
 @device_call
 def moved(item):
-    """Item after it moves one cell, or -1 if it left the board."""
+    """Move an item (packed object) one cell in its direction; returns the new item, or -1 if it left the board."""
     column = item & 15
     if item & RIGHTWARD != 0:
         return int32(-1 if column == LAST else item + 1)
@@ -120,12 +122,15 @@ def moved(item):
 
 @device_call
 def entrance(row, right):
-    """Item that enters a row from the left and moves right (`right` 1), or from the right and moves left."""
+    """Make the item (packed object) that enters a row at the left side and moves right if `right` is true, else at the
+    right side and moves left.
+    """
     return int32(16 * row + (RIGHTWARD if right else LAST))
 
 
 @device_call
 def new_enemy(s, items, key):
+    """Let a random enemy, fish or submarine, enter a random row, unless an enemy there moves the other way."""
     right, row = uniform(key, 1) < float32(0.5), 1 + integer(key, 3, 8)
     enemy = entrance(row, right)
     for k in range(whole(s[ENEMY_COUNT])):
@@ -138,6 +143,7 @@ def new_enemy(s, items, key):
 
 @device_call
 def act(s, items, action):
+    """Execute the player's action: fire if the gun has cooled down, or move one cell."""
     if action == FIRE:
         if s[COOLING] == float32(0.0):
             facing = RIGHTWARD if s[FACES_RIGHT] != float32(0.0) else 0
@@ -155,7 +161,9 @@ def act(s, items, action):
 
 @device_call
 def find(items, first, count, cell, kind):
-    """Index of the oldest item of a list in a cell, or -1. `kind` is 0 for fish, shots and divers, or SUBMARINE."""
+    """Index of the oldest item of a list that lies in `cell`, or -1 if there is none. `kind` is SUBMARINE, or 0 for
+    fish, shots and divers.
+    """
     for k in range(count):
         item = whole(items[first + k])
         if item & CELL == cell and item & SUBMARINE == kind:
@@ -165,7 +173,9 @@ def find(items, first, count, cell, kind):
 
 @device_call
 def move_shots(s, items):
-    """Move the player's shots, newest first; returns the number of enemies hit."""
+    """Move the player's shots one cell, newest first, and remove those that hit an enemy together with it; returns the
+    number of hits.
+    """
     hits = float32(0.0)
     for k in range(whole(s[SHOT_COUNT]) - 1, -1, -1):
         shot = moved(whole(items[SHOTS + k]))
@@ -185,7 +195,7 @@ def move_shots(s, items):
 
 @device_call
 def move_divers(s, items, player):
-    """Take divers in the player's cell on board and move the others, newest first."""
+    """Move the divers, newest first, and take those in the cell `player` on board."""
     for k in range(whole(s[DIVER_COUNT]) - 1, -1, -1):
         diver = whole(items[DIVERS + k])
         has_space = s[ON_BOARD] < float32(CREW)
@@ -206,8 +216,8 @@ def move_divers(s, items, player):
 
 @device_call
 def move_enemies(s, items, player, kind):
-    """Move fish (`kind` 0) or submarines (SUBMARINE), newest first. Returns (number hit by shots, whether one hits the
-    player).
+    """Move fish (`kind` 0) or submarines (SUBMARINE), newest first. Returns the number hit by the player's shots, and
+    whether one meets the player.
     """
     hits, over = float32(0.0), False
     for k in range(whole(s[ENEMY_COUNT]) - 1, -1, -1):
@@ -245,7 +255,7 @@ def move_enemies(s, items, player, kind):
 
 @device_call
 def move_their_shots(s, items, player):
-    """Move the enemies' shots; returns whether one hits the player."""
+    """Move the enemies' shots one cell; returns whether one hits the cell `player`."""
     over = False
     for k in range(whole(s[THEIR_COUNT]) - 1, -1, -1):
         before = whole(items[THEIRS + k])
@@ -259,7 +269,9 @@ def move_their_shots(s, items, player):
 
 @device_call
 def surface(s, p):
-    """Surface with at least one diver: refill the oxygen, unload divers, and return the reward."""
+    """Surface with at least one diver on board: refill the oxygen, unload divers and raise the difficulty. Returns the
+    reward.
+    """
     reward = float32(0.0)
     if s[ON_BOARD] == float32(CREW):
         reward, s[ON_BOARD] = float32(whole(s[OXYGEN]) * 10 // AIR), float32(0.0)
@@ -276,7 +288,7 @@ def surface(s, p):
 
 @device_call
 def breathe(s, p):
-    """Consume oxygen or surface, at the end of the step: (reward, whether the game is over)."""
+    """Consume oxygen under water, or surface, at the end of a step. Returns the reward and whether the game is over."""
     over = s[OXYGEN] <= float32(0.0)
     if s[Y] > float32(0.0):
         s[OXYGEN] -= float32(1.0)
@@ -325,7 +337,9 @@ def step(s, items, workspace, action, p, key, tally):
 
 @device_call
 def row_of(items, first, count, row, behind, flag, value):
-    """10-bit mask of a row with the items of a list where `item & flag == value`, or with their trails (`behind` 1)."""
+    """10-bit mask of the cells in row number `row` that contain an item of a list with `item & flag == value`, or with
+    `behind` the items' trails.
+    """
     mask = int32(0)
     for k in range(count):
         item = whole(items[first + k])
@@ -337,7 +351,7 @@ def row_of(items, first, count, row, behind, flag, value):
 
 @device_call
 def masks(s, items, row):
-    """10-bit masks of a row by channel."""
+    """10-bit masks of row number `row` of the board for each of the ten channels (see the module docstring)."""
     enemies, x, mine = whole(s[ENEMY_COUNT]), whole(s[X]), row == whole(s[Y])
     divers = whole(s[DIVER_COUNT])
     trails = row_of(items, ENEMIES, enemies, row, True, 0, 0) | row_of(items, DIVERS, divers, row, True, 0, 0)

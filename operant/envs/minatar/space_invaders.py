@@ -55,7 +55,7 @@ def reset(s, rows, workspace, p, key):
 
 
 @device_call
-def ones(mask):
+def count_cells(mask):
     """Number of set cells of a mask (population count)."""
     mask, count = int32(mask), 0
     for column in range(SIDE):
@@ -65,17 +65,17 @@ def ones(mask):
 
 @device_call
 def count_aliens(rows):
-    """Number of aliens, and the mask of columns with one."""
+    """Count the aliens; returns their number and the 10-bit mask of columns that contain one."""
     count, columns = int32(0), int32(0)
     for row in range(SIDE):
-        count += ones(rows[ALIENS + row])
+        count += count_cells(rows[ALIENS + row])
         columns |= whole(rows[ALIENS + row])
     return count, columns
 
 
 @device_call
-def fly(rows):
-    """Move all shots by one cell, the cannon's up and the aliens' down."""
+def move_shots(rows):
+    """Move all shots by one cell: the cannon's up, the aliens' down."""
     for k in range(LAST):
         rows[UP + k] = rows[UP + k + 1]
         rows[DOWN + LAST - k] = rows[DOWN + LAST - k - 1]
@@ -85,7 +85,9 @@ def fly(rows):
 
 @device_call
 def move_aliens(s, rows):
-    """Move the aliens when their timer expires; returns whether that ends the game."""
+    """Move the cluster of aliens sideways, or at a side one row down; returns whether an alien left the bottom row,
+    which ends the game.
+    """
     count, columns = count_aliens(rows)
     s[MOVE] = min(float32(count), s[MOVE_EVERY])
     direction, lowest = s[DIRECTION], whole(rows[ALIENS + LAST])
@@ -120,12 +122,12 @@ def shoot_back(rows, x):
 
 
 @device_call
-def kills(rows):
-    """Remove aliens and shots of the cannon that share a cell; returns their number."""
+def remove_hits(rows):
+    """Remove aliens and shots of the cannon that share a cell; returns the number of aliens removed."""
     killed = int32(0)
     for row in range(SIDE):
         aliens, shots = whole(rows[ALIENS + row]), whole(rows[UP + row])
-        killed += ones(aliens & shots)
+        killed += count_cells(aliens & shots)
         rows[ALIENS + row], rows[UP + row] = aliens & ~shots, shots & ~aliens
     return killed
 
@@ -142,7 +144,7 @@ def step(s, rows, workspace, action, p, key, tally):
         x = min(x + 1, LAST)
     s[X], s[LAST_ACTION] = float32(x), float32(executed)
 
-    fly(rows)
+    move_shots(rows)
     over = ((whole(rows[DOWN + LAST]) | whole(rows[ALIENS + LAST])) >> x) & 1 != 0
     if s[MOVE] == float32(0.0):
         landed = move_aliens(s, rows)
@@ -150,7 +152,7 @@ def step(s, rows, workspace, action, p, key, tally):
     if s[SHOT] == float32(0.0):
         s[SHOT] = float32(SHOT_EVERY)
         shoot_back(rows, x)
-    reward = float32(kills(rows))
+    reward = float32(remove_hits(rows))
 
     s[COOLING] = max(s[COOLING] - float32(1.0), float32(0.0))
     s[MOVE] -= float32(1.0)
@@ -166,8 +168,8 @@ def step(s, rows, workspace, action, p, key, tally):
 
 @device_call
 def masks(s, rows, row):
-    """10-bit masks of a row by channel: cannon, alien, alien moving left, alien moving right, cannon's shot, alien's
-    shot.
+    """10-bit masks of row number `row` of the board for each channel: cannon, alien, alien moving left, alien moving
+    right, cannon's shot, alien's shot.
     """
     aliens, none, leftward = whole(rows[ALIENS + row]), int32(0), s[DIRECTION] < float32(0.0)
     cannon = bit(whole(s[X]), row == LAST)

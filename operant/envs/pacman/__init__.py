@@ -117,21 +117,21 @@ class Params(NamedTuple):
 
 @device_call
 def _with_mood(word, old, new):
-    """Replace a ghost's mood `old` by `new` in its word; other moods are unchanged."""
+    """Change a ghost's mood to `new` in its packed word if it is `old`; returns the word."""
     return word + (int32(new - old) << int32(12)) if mood_of(word) == old else word
 
 
 @device
 def _adjacent(one, other):
-    """Whether the cells `one` and `other` are equal or adjacent."""
+    """Whether two cells, given as packed positions, are equal or adjacent."""
     across = abs((one & int32(31)) - (other & int32(31)))
     return min(across, int32(WIDTH) - across) + abs((one >> int32(5)) - (other >> int32(5))) <= 1
 
 
 @device_call
 def _choose_direction(open_directions, position, frightened, column, row, ghost, key):
-    """Choose the direction of a ghost among the open ones (bit mask): towards (column, row), or at random if
-    frightened.
+    """Choose the direction of ghost number `ghost` among those set in the bit mask `open_directions`: the one that
+    leads nearest to (column, row), or a random one if it is frightened.
     """
     skip = int32(0)
     if frightened:
@@ -160,8 +160,8 @@ def _choose_direction(open_directions, position, frightened, column, row, ghost,
 
 @device_call
 def _move_ghost(word, ghost, home, column, row, pacman, clock, reverses, rests, key):
-    """Move a ghost towards (column, row), or towards `home` if it is only eyes. Returns its word, and as 0 or 1 whether
-    it was eaten and whether it caught Pacman.
+    """Move a ghost, given by its packed word, towards (column, row), or towards the cell `home` if it is only eyes.
+    Returns its new word, and as 0 or 1 whether it was eaten and whether it caught Pacman.
     """
     position, heading, mood, wait = position_of(word), heading_of(word), mood_of(word), word >> int32(16)
     if clock > wait and not (rests and mood == FRIGHTENED):
@@ -189,7 +189,7 @@ def _move_ghost(word, ghost, home, column, row, pacman, clock, reverses, rests, 
 
 @device
 def _mode(clock, p):
-    """Whether the ghosts chase at this clock value, and whether the mode has just changed."""
+    """Whether the ghosts chase (rather than scatter) at this value of the clock, and whether that has just changed."""
     passed, cycle = clock - int32(1), int32(max(p.scatter_steps + p.chase_steps, 1))
     within = int32(passed % cycle)
     change = int32(int32(2) * int32(passed // cycle) + int32(1 if within >= p.scatter_steps else 0))
@@ -199,7 +199,9 @@ def _mode(clock, p):
 
 @device_call
 def _targets(pacman, blinky, clyde, chasing):
-    """Target cells of Blinky, Pinky, Inky and Clyde while `chasing` or scattering: column and row of each."""
+    """Column and row of the target cells of Blinky, Pinky, Inky and Clyde, in this order, while they chase (`chasing`)
+    or scatter.
+    """
     if not chasing:
         return (*CORNERS[0], *CORNERS[1], *CORNERS[2], *CORNERS[3])
     column, row, heading = pacman & int32(31), position_of(pacman) >> int32(5), heading_of(pacman)
@@ -297,7 +299,9 @@ def step(s, cells, workspace, action, p, key, tally):
 
 @device
 def _observe_actor(obs, at, word):
-    """Write six bytes of an actor from `at` on: column, row, heading (one-hot)."""
+    """Write six observation bytes of an actor (Pacman or a ghost), given by its packed word, from index `at` on:
+    column, row, heading (one-hot).
+    """
     heading = heading_of(word)
     obs[at] = word & int32(31)
     obs[at + 1] = position_of(word) >> int32(5)
@@ -307,7 +311,9 @@ def _observe_actor(obs, at, word):
 
 @device
 def _observe_pacman(obs, pacman, fright, p):
-    """Write eleven bytes: Pacman as an actor, open directions, remaining frightened time."""
+    """Write the eleven observation bytes of Pacman: column, row and heading, open directions, remaining frightened
+    time.
+    """
     open_directions = entry_of(position_of(pacman))
     _observe_actor(obs, 0, pacman)
     for direction in range(4):
@@ -317,7 +323,9 @@ def _observe_pacman(obs, pacman, fright, p):
 
 @device
 def _observe_ghost(obs, at, word):
-    """Write nine bytes of a ghost from `at` on: the actor, its mood (one-hot)."""
+    """Write nine observation bytes of a ghost, given by its packed word, from index `at` on: column, row, heading
+    (one-hot) and mood (one-hot).
+    """
     _observe_actor(obs, at, word)
     mood = mood_of(word)
     for k in range(3):
@@ -333,7 +341,9 @@ def _observe_bits(obs, at, word, count):
 
 @device_call
 def observe(s, cells, obs, p, shard):
-    """Write the bytes of one shard, one per word of the lane: up to 32 pickups, Pacman, or a ghost."""
+    """Write the observation bytes of one shard (one for each word of the lane): up to 32 pickups, Pacman, or a
+    ghost.
+    """
     # Load before the first store: cells and obs might alias.
     word, fright = cells[shard], cells[FRIGHT]
     if shard < WORDS - 1:

@@ -59,7 +59,7 @@ POWER = 1 << 12
 
 
 def _table() -> np.ndarray:
-    """Make the table of positions, int16 (HEIGHT * STRIDE,).
+    """Make the maze's lookup table by position, int16 (HEIGHT * STRIDE,): open directions and pickups.
 
     Bits 0 to 3: open directions up, right, down, left. Bits 4 to 11: 1 + index of the pickup, or 0. Bit 12: the pickup
     is a pill. The entry of a wall is 0.
@@ -91,16 +91,19 @@ DOT_POSITIONS = np.array(
 
 @device
 def position_of(word):
+    """Position (row * STRIDE + column) in an actor's packed word."""
     return word & int32(1023)
 
 
 @device
 def heading_of(word):
+    """Heading (0 up, 1 right, 2 down, 3 left) in an actor's packed word."""
     return (word >> int32(10)) & int32(3)
 
 
 @device
 def mood_of(word):
+    """Mood (HUNTING, FRIGHTENED or EYES) in a ghost's packed word."""
     return (word >> int32(12)) & int32(3)
 
 
@@ -118,7 +121,7 @@ def below_of(heading):
 
 @device_call
 def entry_of(position):
-    """Entry of a position in the table of `_table`.
+    """Look up the open directions and pickup of a position in the table made by `_table`.
 
     A call, not inlined: each inlined copy would duplicate the table in the GPU's small constant memory.
     """
@@ -127,7 +130,7 @@ def entry_of(position):
 
 @device_call
 def neighbour_of(position, direction):
-    """Neighbouring position in a direction, through the tunnel if necessary."""
+    """Position next to `position` in a direction (0 up, 1 right, 2 down, 3 left), through the tunnel if necessary."""
     column = position & int32(31)
     if direction == UP:
         return int32(position - STRIDE)

@@ -36,14 +36,14 @@ RADIUS = float32(0.8)  # cells, of the actors
 
 @device
 def _is_wall(column, row):
-    """Whether a point, in cells, is inside a wall or outside of the maze."""
+    """Whether the point (column, row) of the maze, in cells, is inside a wall or outside of the maze."""
     outside = column < float32(0.0) or column >= float32(WIDTH) or row < float32(0.0) or row >= float32(HEIGHT)
     return outside or entry_of(int32(row) * int32(STRIDE) + int32(column)) == 0
 
 
 @device_call
 def _shade_maze(cells, column, row):
-    """Colour of a point of the maze, given in cells: wall, dot, pill or floor."""
+    """Colour of the point (column, row) of the maze, in cells: wall, dot, pill or floor."""
     # Walls are drawn narrower than their cells, so that corridors look as wide as the actors.
     gap = float32(0.24)
     if _is_wall(column, row):
@@ -66,7 +66,9 @@ def _shade_maze(cells, column, row):
 
 @device_call
 def _shade_ghost(word, column, row, colour):
-    """Whether a point of the maze, given in cells, shows the ghost, and the colour there."""
+    """Whether the point (column, row) of the maze, in cells, shows the ghost of this packed word, and the
+    colour there.
+    """
     heading, mood = heading_of(word), mood_of(word)
     across, below = (
         column - float32(word & int32(31)) - float32(0.5),

@@ -119,7 +119,9 @@ class Params(NamedTuple):
 
 @device
 def _move_along(cells, x, y, vx):
-    """Move the player horizontally for a frame: position and speed after it."""
+    """Move the player horizontally for a frame, up to solid tiles. Returns its position x and speed vx after
+    the frame.
+    """
     x += vx
     low, high = floor_of(y), floor_of(y + HEIGHT - EDGE)
     if vx != float32(0.0):
@@ -133,8 +135,8 @@ def _move_along(cells, x, y, vx):
 
 @device
 def _move_up_or_down(y, vy, one, other):
-    """Move the player vertically for a frame: height, vertical speed, and whether it then stands. `one`, `other`: words
-    of its columns.
+    """Move the player vertically for a frame. `one` and `other` are the packed words of the two columns under it.
+    Returns its height y, speed vy, and whether it then stands.
     """
     before, stands = y, False
     y += vy
@@ -153,7 +155,7 @@ def _move_up_or_down(y, vy, one, other):
 
 @device
 def _take_coin(cells, column, low, high):
-    """Remove the coin of a column if its row is in [low, high]; returns the number of coins removed."""
+    """Remove the coin of a column if its row is in [low, high]; returns the number of coins removed, 0 or 1."""
     word = word_at(cells, column)
     coin = coin_of(word)
     if coin > 0 and coin >= low and coin <= high:
@@ -164,6 +166,7 @@ def _take_coin(cells, column, low, high):
 
 @device
 def _is_spiked(word, y):
+    """Whether feet at height y are inside the spikes of a column, given by its packed word."""
     return has_spikes(word) and y < float32(ground_of(word)) + SPIKES
 
 
@@ -219,7 +222,9 @@ def step(s, cells, workspace, action, p, key, tally):
 
 @device
 def _seen(word, row):
-    """Observed value of the tile in a row of a column's word: 1 solid, 0.5 plank, -1 deadly, else 0."""
+    """Observed value of the tile in a row of a column, given by its packed word: 1 solid, 0.5 plank, -1 deadly,
+    else 0.
+    """
     deadly = row < 0 or (has_spikes(word) and row == ground_of(word))
     return (
         float32(1.0)
@@ -234,7 +239,9 @@ def _seen(word, row):
 
 @device
 def _lands_on(word, row):
-    """Row in which a fall from `row` in a column ends; `row` itself if it is blocked."""
+    """Row in which a fall from `row` ends in a column, given by its packed word; `row` itself if that tile is
+    blocked.
+    """
     floor = int32(ground_of(word) - (0 if has_spikes(word) else 1))
     over = over_of(word)
     return min(row, max(floor, over if over > 0 and over <= row else int32(-1)))
@@ -242,7 +249,9 @@ def _lands_on(word, row):
 
 @device
 def _observe_column(obs, k, word, row):
-    """Write the tiles and the coin of observed column k, relative to `row`."""
+    """Write the observed tiles and coin of one column, given by its packed word, as number k; rows are relative to
+    `row`.
+    """
     obs[k * SEEN_ROWS] = _seen(word, _lands_on(word, int32(row - BELOW)))
     for j in range(1, SEEN_ROWS):
         obs[k * SEEN_ROWS + j] = _seen(word, int32(row + j - BELOW))
@@ -253,7 +262,9 @@ def _observe_column(obs, k, word, row):
 
 @device
 def _observe_rest(s, obs, width, p):
-    """Write the observation values after the columns and coins: velocity, distances, time."""
+    """Write the observation values after the columns and coins: velocity, distances and time. `width` is the world's
+    length in tiles.
+    """
     x, y, vx, vy, stands, best, clock = s[X], s[Y], s[VX], s[VY], s[STANDS], s[BEST], s[CLOCK]
     column, row = floor_of(x), floor_of(y)
     obs[SEEN_REST], obs[SEEN_REST + 1] = x - float32(column), y - float32(row)
@@ -265,7 +276,9 @@ def _observe_rest(s, obs, width, p):
 
 @device_call
 def observe(s, cells, obs, p, shard):
-    """Write the rows of one shard: one observed column, or for the last shard the rest."""
+    """Write the rows of one shard (part of the observation): one observed column, or for the last shard the other
+    values.
+    """
     if shard < SEEN_COLUMNS:
         _observe_column(obs, shard, word_at(cells, int32(floor_of(s[X]) + shard - BEHIND)), floor_of(s[Y]))
     else:
@@ -273,7 +286,8 @@ def observe(s, cells, obs, p, shard):
 
 
 def platformer(rows: int = 12, columns: int = 64) -> Env:
-    """Make the game in a world 10 to 15 tiles high and 24 to 1,024 tiles long. Raises ValueError for others.
+    """Declare the environment of the platformer in a world `rows` (10 to 15) tiles high and `columns` (24 to 1,024)
+    tiles long. Raises ValueError for other sizes.
 
     A user's file that ends in `ENV = platformer(columns=128)` is an environment; increase `Params.steps` with the
     length.

@@ -14,13 +14,13 @@ LONGEST, SHORTEST = 11, 6  # maximum length of an obstacle and the ground after 
 
 @device
 def _pick(word, n):
-    """Integer in [0, n) from a random 32-bit word, as (word * n) >> 32."""
+    """Map a random 32-bit word to an integer in [0, n), as (word * n) >> 32."""
     return int32((uint64(word) * uint64(n)) >> uint64(32))
 
 
 @device
 def _fill(cells, column, count, word):
-    """Write `word` to `count` columns from `column` on; returns the next column."""
+    """Write `word` to `count` cells from `column` on; returns the column after them."""
     for k in range(count):
         cells[column + k] = word
     return int32(column + count)
@@ -28,8 +28,8 @@ def _fill(cells, column, count, word):
 
 @device_call
 def _obstacle(cells, column, ground, highest, hardness, kind, words):
-    """Write an obstacle of a kind and a hardness of 0 to 2; returns the column and the height of the ground
-    after it.
+    """Write an obstacle of a kind (0 to 6) and hardness (0 to 2) to the level from `column` on; returns the column
+    after it and the height of the ground there.
     """
     size, extent = words[1], words[2]
     coin = int32(1) if (words[0] & 3) != 0 else int32(0)
@@ -75,7 +75,9 @@ def _obstacle(cells, column, ground, highest, hardness, kind, words):
 
 @device_call
 def generate(cells, highest, key):
-    """Write a random level to `cells`; returns the height of the ground at its start."""
+    """Generate a random level in `cells`, with ground up to `highest` tiles; returns the height of the ground at its
+    start.
+    """
     columns = int32(cells.shape[0])
     end, first = int32(columns - FINISH), int32(1 + _pick(rng.block(key, 0)[0], highest))
     ground = first

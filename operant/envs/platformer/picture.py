@@ -34,8 +34,8 @@ WHITE = (float32(0.95), float32(0.95), float32(0.95))
 
 @device
 def _bar_colour(s, p, across, down, side):
-    """Colour of a point of the bar: two squares whose brightness shows vx and vy (grey at rest), and the remaining
-    time.
+    """Colour of a point of the bar above the world: two squares whose brightness shows vx and vy (grey at rest), then
+    the remaining time.
     """
     if across < float32(1.8):
         speed = s[VX] / p.speed if across < float32(0.8) else s[VY] / p.jump
@@ -48,7 +48,9 @@ def _bar_colour(s, p, across, down, side):
 
 @device
 def _tile_colour(word, row, across, above):
-    """Colour of a point of a tile; `across` and `above` are relative to its lower left corner."""
+    """Colour of a point of the tile in `row` of a column, given by its packed word. `across` and `above` are the
+    point's offsets from the tile's lower left corner, in [0, 1).
+    """
     ground = ground_of(word)
     if row < ground:
         return GREEN if row == ground - 1 and above > float32(0.6) else EARTH
@@ -69,7 +71,7 @@ def _tile_colour(word, row, across, above):
 
 
 def shader(rows: int, columns: int) -> Any:
-    """Make `pixel_shader` for a world of rows x columns tiles."""
+    """Make the device function `pixel_shader` of the platformer for a world of rows x columns tiles."""
 
     @device_call
     def pixel_shader(s, cells, p, x, y):

@@ -18,34 +18,39 @@ START, FINISH, FLAG = 5, 6, 3  # columns of flat ground at the start and the end
 
 @device
 def column_word(ground, over, solid, spikes, coin):
-    """Pack a column into one word: heights of ground, object above and coin below 16 (0: none); solid and spikes 0 or
-    1.
+    """Pack a column of tiles into one word: height of the ground, row of the object above it and row of the coin, each
+    below 16 (0: none); `solid` (object is a block) and `spikes` are 0 or 1.
     """
     return int32(ground | (over << 4) | (solid << 8) | (spikes << 9) | (coin << 10))
 
 
 @device
 def ground_of(word):
+    """Height of the ground in a column's packed word; 0 for a pit."""
     return int32(word & 15)
 
 
 @device
 def over_of(word):
+    """Row of the object above the ground in a column's packed word; 0 for none."""
     return int32((word >> 4) & 15)
 
 
 @device
 def is_block(word):
+    """Whether the object above the ground is a solid block rather than a plank, in a column's packed word."""
     return ((word >> 8) & 1) == 1
 
 
 @device
 def has_spikes(word):
+    """Whether spikes stand on the ground, in a column's packed word."""
     return ((word >> 9) & 1) == 1
 
 
 @device
 def coin_of(word):
+    """Row of the coin in a column's packed word; 0 for none."""
     return int32((word >> 10) & 15)
 
 
@@ -57,17 +62,20 @@ def floor_of(height):
 
 @device
 def word_at(cells, column):
+    """Packed word of a column; a solid wall outside of the world."""
     return int32(cells[column]) if column >= 0 and column < cells.shape[0] else int32(WALL)
 
 
 @device
 def is_solid(word, row):
+    """Whether the tile in a row of a column, given by its packed word, is ground or a block."""
     ground = ground_of(word)
     return (row < ground and ground > 0) or (is_block(word) and row == over_of(word))
 
 
 @device
 def is_plank(word, row):
+    """Whether the tile in a row of a column, given by its packed word, is a plank."""
     return row == over_of(word) and row > 0 and not is_block(word)
 
 
