@@ -34,7 +34,7 @@ _THEMES = ("dark", "light")
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command with `arguments` (those after the word `monitor`) and return its exit code.
+    """Run `operant monitor` with `arguments` (those after the word `monitor`) and return its exit code.
 
     Raises OperantError for user errors, SystemExit(0) after `--help`.
     """
@@ -75,6 +75,7 @@ def has_terminal() -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Build the parser of the command's arguments."""
     parser = _Parser(
         prog="operant monitor",
         allow_abbrev=False,
@@ -105,11 +106,12 @@ class _Parser(argparse.ArgumentParser):
     """Argument parser that raises UsageError instead of printing the usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise UsageError with the message instead of exiting."""
         raise UsageError(f"{safe(message, 400)}. All options: operant monitor --help")
 
 
 def _fps(given: str | None) -> int:
-    """Maximum frame rate in Hz: the option, $OPERANT_FPS, or 4. Raises UsageError."""
+    """Return the maximum frame rate in Hz: the option's value, else $OPERANT_FPS, else 4. Raises UsageError."""
     source, value = ("--fps", given) if given is not None else ("$OPERANT_FPS", os.environ.get("OPERANT_FPS") or "4")
     if not value.isascii() or not value.isdecimal() or not _FPS[0] <= int(value[:9]) <= _FPS[1]:
         raise UsageError(f"{source} is '{safe(value, 40)}'; must be an integer from {_FPS[0]} to {_FPS[1]}")
@@ -120,8 +122,8 @@ def _fps(given: str | None) -> int:
 
 
 def _choose(name: str | None, scope: runs.Scope) -> tuple[runs.Run | None, str | None]:
-    """Run or group to show, by name: (run, group folder). The run is None if several runs train and the user has to
-    choose; the folder is None unless the name is that of a group. `scope`: the runs searched.
+    """Find the run or group to show by `name` (None: the live run, else the newest). Returns (run, group folder): the
+    run is None if several runs train and the user has to choose; the folder is None unless the name is that of a group.
 
     Raises NotFoundError.
     """
@@ -142,29 +144,27 @@ def _choose(name: str | None, scope: runs.Scope) -> tuple[runs.Run | None, str |
 
 
 class RunFolders:
-    """Run catalog (`monitor.data.snapshot.RunCatalog`) of the runs in `scope`. `readonly`: opened runs get no
-    requests.
-    """
+    """Catalog of the runs in `scope` (`monitor.data.snapshot.RunCatalog`). `readonly`: opened runs get no requests."""
 
     def __init__(self, scope: runs.Scope, *, readonly: bool) -> None:
         self._scope, self._readonly = scope, readonly
         self._listing: RunListing | None = None
 
     def rows(self) -> Sequence[RunRow]:
-        """Rows of all runs, newest first."""
+        """Return the run list's rows for all runs, newest first."""
         from monitor.data.listing import RunListing
 
         self._listing = self._listing or RunListing(self._scope)
         return self._listing.rows()
 
     def overlays(self) -> Sequence[RunRow]:
-        """Rows of all that can be drawn over a run's curves: groups, then runs."""
+        """Return the rows of everything that can be drawn over a run's curves: groups, then runs."""
         from monitor.data import group_feed
 
         return [*group_feed.rows(*self._scope), *self.rows()]
 
     def open(self, path: str) -> Source:
-        """Feed of the run or group in the folder `path`. Raises NotFoundError if the folder holds neither."""
+        """Return a feed of the run or group in the folder `path`. Raises NotFoundError if the folder holds neither."""
         from monitor.data import group_feed
         from monitor.data.feed import LiveFeed
 
@@ -188,6 +188,9 @@ def _without_screen(
     theme: str | None = None,
     group: str | None = None,
 ) -> int:
+    """Print the run as text: with `once` the screen, else a line every five seconds until the run ends. Returns the
+    command's exit code.
+    """
     from monitor.data.feed import LiveFeed
 
     if run is None:
@@ -210,6 +213,7 @@ def _without_screen(
 
 
 def _print_once(feed: LiveFeed, group: str | None, *, ascii_only: bool, theme: str | None) -> int:
+    """Print the screen as text and return the exit code 0. `group`: folder of a group to overlay."""
     from monitor.screen.app import MonitorApp
     from monitor.screen.capture import screenshot
 
@@ -223,7 +227,7 @@ def _print_once(feed: LiveFeed, group: str | None, *, ascii_only: bool, theme: s
 
 
 def _group_overlay(group: str | None) -> Source | None:
-    """Source for the group in the folder `group`, to draw over a run; None without a group."""
+    """Return a feed of the group in the folder `group`, to draw over a run; None without a group."""
     from monitor.data import group_feed
 
     return None if group is None else group_feed.open_group(group)
@@ -231,8 +235,8 @@ def _group_overlay(group: str | None) -> Source | None:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Restore the default SIGHUP handler within the block, so that a closed terminal ends this process even if the
-    parent ignores SIGHUP. Ctrl-C ends the output, never the run.
+    """Context manager with the default SIGHUP handler, so that a closed terminal ends this process even if the parent
+    ignores SIGHUP. Ctrl-C ends the output, never the run.
     """
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
@@ -254,6 +258,9 @@ def _open(
     theme: str | None = None,
     group: str | None = None,
 ) -> int:
+    """Open the screen and return the exit code once the user quits. Raises UsageError if the terminal is too small.
+    `group`: folder of a group to overlay.
+    """
     columns, lines = shutil.get_terminal_size()
     if columns < SMALLEST[0] or lines < SMALLEST[1]:
         raise UsageError(
@@ -298,7 +305,7 @@ def _draws_unicode() -> bool:
 
 
 def parting(last: Snapshot) -> str:
-    """Line printed after the screen closes: the run's state and the command that shows it again."""
+    """Return the line printed after the screen closes: the run's state and the command that shows it again."""
     run, word = last.run, last.state
     if word in runs.LIVE:
         status = "Still training" if word in ("running", "starting") else f"The run is {word}"

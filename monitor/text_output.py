@@ -23,8 +23,8 @@ def follow(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Write a line on each change of state and every five seconds until the run has ended. Returns True, or False if
-    the stream was closed before.
+    """Write a line to `stream` on each change of the run's state and every five seconds until the run has ended.
+    Returns True, or False if the stream was closed before.
     """
     last_state, line_s = "", float("-inf")
     try:
@@ -46,7 +46,7 @@ def follow(
 
 
 def line(snapshot: Snapshot) -> str:
-    """State, steps, key figures and remaining time in one line."""
+    """Format a run's state, steps, key figures and remaining time as one line."""
     progress = snapshot.progress
     parts = [f"{snapshot.run.id}  {snapshot.state}"]
     if snapshot.cause:
@@ -67,8 +67,8 @@ def line(snapshot: Snapshot) -> str:
 
 
 def ending(snapshot: Snapshot) -> list[str]:
-    """Lines about how the run ended: a sentence ("all steps done in 0:02:41"), the end of the log of a failed run,
-    results, the next commands. [] while the run lives.
+    """Return the lines about how the run ended: a sentence ("all steps done in 0:02:41"), the end of the log of a
+    failed run, results, the next commands. [] while the run lives.
     """
     if snapshot.ending is None:
         return []

@@ -37,7 +37,9 @@ DotRow = tuple[Dot, ...]
 
 
 class LaneGrid(NamedTuple):
-    """Arrangement of the lanes' pictures on the screen: columns and rows of pictures, and cells of each."""
+    """Arrangement of the lanes' pictures (one per environment copy) on the screen: columns and rows of pictures, and
+    each picture's size in cells.
+    """
 
     across: int
     down: int
@@ -46,8 +48,8 @@ class LaneGrid(NamedTuple):
 
     @classmethod
     def of(cls, lanes: int, pixel_width: int, pixel_height: int, width: int, height: int) -> LaneGrid | None:
-        """Arrangement with the largest pictures for an area in cells; None if nothing fits. A cell is twice as high as
-        wide.
+        """Return the arrangement with the largest pictures of `lanes` lanes in an area of `width` x `height` cells;
+        None if nothing fits. A cell is twice as high as wide.
         """
         best: LaneGrid | None = None
         for across in range(1, lanes + 1):
@@ -67,8 +69,8 @@ class LaneGrid(NamedTuple):
 
 
 def ground_of(frame: Frame, before: bytes | None = None) -> bytes | None:
-    """Background colour of a frame: its most frequent colour, or the previous frame's (`before`) while that is still
-    frequent. None if the bytes do not match the shape.
+    """Return the background colour (3 RGB bytes) of a frame: its most frequent colour, or the previous frame's
+    (`before`) while that is still frequent. None if the bytes do not match the frame's shape.
 
     The border is not used, since a field may have a wall.
     """
@@ -90,14 +92,15 @@ def ground_of(frame: Frame, before: bytes | None = None) -> bytes | None:
 
 
 def _lane_bytes(frame: Frame) -> int:
-    """Number of bytes of a lane's picture; 0 if the frame has fewer bytes than its shape requires."""
+    """Return the number of bytes of one lane's picture; 0 if the frame has fewer bytes than its shape requires."""
     size = frame.height * frame.width * 3
     return size if min(frame.lanes, frame.height, frame.width) >= 1 and len(frame.pixels) >= frame.lanes * size else 0
 
 
 def sampled(pixels: bytes, width: int, height: int, columns: int, rows: int, ground: bytes) -> list[DotRow]:
-    """Resample one lane's picture to `columns` x `rows` dots, None for the background. When scaled down, a dot is lit
-    if any pixel under it is, so that thin lines remain visible.
+    """Resample one lane's RGB picture of `width` x `height` pixels to `columns` x `rows` dots; None for a dot of the
+    background colour `ground`. When scaled down, a dot is lit if any pixel under it is, so that thin lines remain
+    visible.
     """
     row_bytes = 3 * width
     spans = [
@@ -110,6 +113,7 @@ def sampled(pixels: bytes, width: int, height: int, columns: int, rows: int, gro
     known: dict[bytes, DotRow] = {ground * width: empty}  # many rows of a picture are equal
 
     def dots_of(data: bytes) -> DotRow:
+        """Resample one row of pixels to dots."""
         if single:
             return tuple([None if (dot := data[offset : offset + 3]) == ground else dot for offset in offsets])
         return tuple(
@@ -139,15 +143,17 @@ def sampled(pixels: bytes, width: int, height: int, columns: int, rows: int, gro
 
 @functools.lru_cache(4096)
 def shown_colour(pixel: bytes, ground: str) -> str:
-    """Colour in which a pixel is drawn: quantized, and moved away from the theme's background if the contrast is too
-    low.
+    """Return the colour (#rrggbb) in which a pixel is drawn: quantized, and moved away from the theme's background
+    `ground` if the contrast is too low.
     """
     return readable(hexadecimal(*(_STEP * round(channel / _STEP) for channel in pixel)), ground, _CONTRAST)
 
 
 @functools.lru_cache(8192)
 def _braille_cell(dots: tuple[DotRow, ...], ground: str) -> Cell:
-    """Terminal cell for four pairs of dots. If all eight are lit in two colours, one becomes the background."""
+    """Return the terminal cell for four pairs of dots (2 x 4). If all eight are lit in two colours, one becomes the
+    cell's background.
+    """
     lit = [dot for pair in dots for dot in pair if dot is not None]
     if not lit:
         return EMPTY
@@ -173,12 +179,16 @@ def _braille_cell(dots: tuple[DotRow, ...], ground: str) -> Cell:
 
 @functools.lru_cache(8192)
 def _ascii_cell(dots: tuple[DotRow, ...], ground: str) -> Cell:
+    """Return the terminal cell for 2 x 4 dots: a character as dense as the number of lit dots, in their most frequent
+    colour.
+    """
     lit = [dot for pair in dots for dot in pair if dot is not None]
     return Cell(_DENSITY[len(lit)], Style(shown_colour(Counter(lit).most_common(1)[0][0], ground))) if lit else EMPTY
 
 
 @functools.lru_cache(8192)
 def _block_cell(upper: Dot, lower: Dot, ground: str, glyph: str) -> Cell:
+    """Return the terminal cell for two pixels, one above the other; `glyph` is the upper half block."""
     if upper is None and lower is None:
         return EMPTY
     above, below = (shown_colour(dot, ground) if dot is not None else "" for dot in (upper, lower))
@@ -187,7 +197,9 @@ def _block_cell(upper: Dot, lower: Dot, ground: str, glyph: str) -> Cell:
 
 
 def _lane(pixels: bytes, frame: Frame, ground: bytes, width: int, height: int, palette: Palette, mode: Mode) -> Rows:
-    """Draw one lane's picture as `height` rows of `width` cells, in braille, half blocks or ASCII (`mode`)."""
+    """Draw one lane's picture as `height` rows of `width` cells, in braille, half blocks or ASCII (`mode`). Pixels of
+    colour `ground` stay empty.
+    """
     if mode == "blocks":
         dots = sampled(pixels, frame.width, frame.height, width, 2 * height, ground)
         glyph = palette.glyphs.upper_half
@@ -237,7 +249,7 @@ def draw_picture(
 
 
 def _joined(parts: Sequence[Row], width: int) -> Row:
-    """Row with the lanes' rows next to each other, centered."""
+    """Join one row of each of several lanes' pictures to a centered row of `width` cells."""
     cells: list[Cell] = []
     for part in parts:
         cells += [EMPTY] * (_GAP if cells else 0)
@@ -247,8 +259,8 @@ def _joined(parts: Sequence[Row], width: int) -> Row:
 
 
 def wanted_size(lanes: int, width: int, height: int, smallest: int = 32, largest: int = 96) -> int:
-    """Side in pixels of a lane's square picture that needs no scaling in braille, for `lanes` pictures on `width` x
-    `height` cells.
+    """Return the side in pixels of a lane's square picture that needs no scaling in braille, for `lanes` pictures on
+    `width` x `height` cells.
 
     At least `smallest`: with fewer pixels the renderer of the environment loses thin lines.
     """
@@ -289,19 +301,20 @@ class AgentPicture(Canvas):
 
     @property
     def inside(self) -> tuple[int, int]:
-        """Width and height of the area for the picture, in cells."""
+        """Width and height in cells of the area for the agent's picture, without its box."""
         width, height = self.size
         return (width - 2, height - 2) if self._has_edge(width, height) else (width, height)
 
     def _has_edge(self, width: int, height: int) -> bool:
+        """Whether the widget is drawn in a box: it has a title and enough cells."""
         return bool(self._title) and width >= 10 and height >= 4
 
     def wanted_size(self, lanes: int) -> int:
-        """Side in pixels at which `lanes` pictures fit this widget best."""
+        """Return the side in pixels at which square pictures of `lanes` lanes fit this widget best."""
         return wanted_size(lanes, *self.inside)
 
     def draw(self, width: int, height: int, palette: Palette) -> Rows:
-        """Rows of cells with the picture or sentence, in its box, for a widget of this size."""
+        """Draw the agent's picture, or the sentence why there is none, as `height` rows of `width` cells."""
         edge = self._has_edge(width, height)
         inner = (width - 2, height - 2) if edge else (width, height)
         ascii_only = not palette.glyphs.braille

@@ -13,7 +13,7 @@ _LEVELS = {"ok": "good", "warn": "warn", "bad": "bad"}
 
 
 def percent(share: float | None) -> str:
-    """Format a share of 1: 68 %, 0.4 %; 100 % only if complete; "-" for None or NaN."""
+    """Format a fraction as a percentage: 0.68 as "68 %", 0.004 as "0.4 %"; "100 %" only for 1; "-" for None or NaN."""
     if share is None or share != share:
         return "-"
     value = 100 * share
@@ -31,8 +31,8 @@ def progress_bar(share: float | None, width: int, glyphs: Glyphs = UNICODE, styl
 
 
 def portions(shares: Sequence[float], width: int) -> list[int]:
-    """Number of cells, of `width`, for each share, by the largest-remainder method. Their sum is `width` times the
-    total share (at most 1), rounded.
+    """Divide `width` cells among fractions by the largest-remainder method; return the cells of each. Their sum is
+    `width` times the total fraction (at most 1), rounded.
     """
     sizes = [max(share, 0.0) if share == share else 0.0 for share in shares]
     total = sum(sizes)
@@ -46,12 +46,14 @@ def portions(shares: Sequence[float], width: int) -> list[int]:
 
 
 def phase_style(index: int) -> Style:
-    """Colour of phase number `index`, in the bar and in its legend."""
+    """Return the colour of phase number `index`, used in the phase bar and its legend."""
     return Style(f"series.{index % 8}")
 
 
 def phase_bar(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNICODE) -> Row:
-    """Stacked bar of an iteration's phases, in the order of the legend; time outside all phases stays empty."""
+    """Draw an iteration's phases as a stacked bar of `width` cells, in the order of the legend; time outside all phases
+    stays empty.
+    """
     cells: list[Cell] = []
     for index, size in enumerate(portions([phase.share for phase in phases], width)):
         cells += [Cell(glyphs.shades[index % len(glyphs.shades)], phase_style(index))] * size
@@ -59,7 +61,7 @@ def phase_bar(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNICODE
 
 
 def phase_legend(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNICODE) -> Rows:
-    """Legend of an iteration's phases, one row each: `█ collect 61 % 75 ms`."""
+    """Draw the legend of an iteration's phases, one row of `width` cells each: `█ collect 61 % 75 ms`."""
     rows: Rows = []
     for index, phase in enumerate(phases):
         name = safe(phase.name, max(1, width - 20))

@@ -29,6 +29,9 @@ _RIGHT = (0x08, 0x10, 0x20, 0x80)
 
 
 def _masks(bits: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return the bits of each vertical run of dots in a cell's column, indexed [top][bottom]; `bits` are those of its
+    four dots.
+    """
     return tuple(tuple(sum(bits[top : bottom + 1]) for bottom in range(4)) for top in range(4))
 
 
@@ -50,8 +53,8 @@ class Plot(NamedTuple):
 
 
 class ColumnCache:
-    """Rendered cells of each plot column, keyed by the dots and marks in it, for reuse between frames. It empties
-    itself when the height, a colour or the glyphs change, and beyond 4,096 columns.
+    """Cache of drawn plot columns between frames, keyed by the dots and marks in them. It empties itself when the
+    height, a colour or the glyphs change, and beyond 4,096 columns.
     """
 
     def __init__(self) -> None:
@@ -59,8 +62,8 @@ class ColumnCache:
         self._columns: dict[tuple[object, ...], Row] = {}
 
     def columns(self, *valid_for: object) -> dict[tuple[object, ...], Row]:
-        """Dictionary of the cached columns. Emptied first if `valid_for` (height, colours, glyphs) has changed or if it
-        has grown too large.
+        """Return the dictionary of cached plot columns. Empties it first if `valid_for` (height, colours, glyphs) has
+        changed or if it has grown too large.
         """
         if self._valid_for != valid_for or len(self._columns) > _KEEP:
             self._valid_for, self._columns = valid_for, {}
@@ -68,8 +71,8 @@ class ColumnCache:
 
 
 def dot_rows(points: Sequence[Point | None], shown: Range, dots: int) -> tuple[list[int | None], list[Dots]]:
-    """Dot row of each point's mean, and the span of dot rows of its band, from 0 at the top to `dots` - 1. None and an
-    empty span for a missing point.
+    """Map points to dot rows, from 0 at the top of range `shown` to `dots` - 1: return the row of each mean and the
+    span of rows of each band. A missing point gives None and an empty span.
 
     A mean outside the range is clipped to the edge.
     """
@@ -97,15 +100,14 @@ def dot_rows(points: Sequence[Point | None], shown: Range, dots: int) -> tuple[l
 
 
 def _logarithms(point: Point) -> Point:
-    """Point with base-10 logarithms; values of 0 and below become -400, below any range."""
+    """Return a point with base-10 logarithms; values of 0 and below become -400, below any range."""
     low, mean, high = (math.log10(value) if value > 0 else -400.0 for value in point[:3])
     return Point(low, mean, high)
 
 
 def bridged(rows: Sequence[int | None]) -> list[int | None]:
-    """Dot row of each dot column (None: no point) with short gaps filled by linear interpolation: up to 3 dot columns
-    from point to point, or twice the median distance if that is more. Longer gaps stay None; two points are always
-    connected.
+    """Fill short gaps (None) between the line's dot rows, one per dot column, by linear interpolation. Longer gaps stay
+    None: more than 3 dot columns and twice the median distance between points. Two points are always connected.
     """
     filled_rows = [index for index, row in enumerate(rows) if row is not None]
     filled = list(rows)
@@ -124,8 +126,8 @@ def bridged(rows: Sequence[int | None]) -> list[int | None]:
 
 
 def dot_spans(rows: Sequence[int | None]) -> list[Dots]:
-    """Vertical span of dots in each dot column, extended half way to its neighbours' rows so that the line is
-    connected.
+    """Return the vertical span of dots in each dot column, extended half way to the neighbours' rows so that the line
+    is connected. `rows`: dot row of the line in each column, None in a gap.
     """
     dots: list[Dots] = []
     count = len(rows)
@@ -155,7 +157,9 @@ def dot_spans(rows: Sequence[int | None]) -> list[Dots]:
 
 
 def _mask(left: Dots, right: Dots, top: int) -> int:
-    """Braille bits of the cell whose first dot row is `top`, for the dot spans of its two columns."""
+    """Return the braille bits of the cell whose first dot row is `top`, from the dot spans of its left and
+    right half.
+    """
     mask = 0
     low, high = left[0] - top, left[1] - top
     if low <= high and low < 4 and high >= 0:
@@ -167,11 +171,14 @@ def _mask(left: Dots, right: Dots, top: int) -> int:
 
 
 def _covered(band: Dots, top: int) -> int:
+    """Return how many of the four dot rows from `top` on a band covers."""
     return max(0, min(band[1], top + 3) - max(band[0], top) + 1)
 
 
 class Styles(NamedTuple):
-    """Styles of a plot's line, overlay and marks, each on no background, on the band, and on the overlay's band."""
+    """Styles of a plot's line, overlay, marks and empty cells, each on no background, on the band, and on the overlay's
+    band.
+    """
 
     line: tuple[Style, ...]
     overlay: tuple[Style, ...]
@@ -180,7 +187,7 @@ class Styles(NamedTuple):
 
 
 class CellTables(NamedTuple):
-    """Precomputed cells of a plot, indexed by background (none, band, overlay's band) and braille bits."""
+    """Precomputed cells of a plot, indexed by background (0 none, 1 band, 2 the overlay's band) and braille bits."""
 
     styles: Styles
     line: tuple[tuple[Cell, ...], ...]
@@ -191,7 +198,9 @@ class CellTables(NamedTuple):
 
 @functools.lru_cache(64)
 def cell_tables(colour: int, overlay_colour: int) -> CellTables:
-    """Cell tables for two series colours of the palette: the line's and the overlay's."""
+    """Precompute a plot's cells for two colours, given by their index in the palette's series: the line's and the
+    overlay's.
+    """
     backs = ("", f"band.{colour}", f"band.{overlay_colour}")
     line, overlay, quiet, target = (
         tuple(Style(token, back) for back in backs)
@@ -220,6 +229,10 @@ def _braille_column(
     tables: CellTables,
     overlay_first: bool,
 ) -> Row:
+    """Draw one column of `height` braille cells. Dot spans of its left and right half: `line`, `over` (overlay) and
+    `bands` (the line's two, then the overlay's). `target`: dot row of the target line; `vertical`: character of a
+    vertical line; `overlay_first`: the overlay covers the line.
+    """
     empty = tables.empty
     backgrounds = [0] * height
     # A cell belongs to a band that covers at least half of its eight dots. The run's band covers the overlay's.
@@ -255,8 +268,8 @@ def _ascii_column(
     tables: CellTables,
     overlay_first: bool,
 ) -> Row:
-    r"""Column of cells in ASCII, as `_braille_column` in braille: `-` level, `/` and `\` steep, `|` vertical, `:` band,
-    `+` overlay, `,` overlay's band. One dot row is one row of cells. `overlay_first`: the overlay covers the line.
+    r"""Draw one column of `height` ASCII cells, with the arguments of `_braille_column`; one dot row is one row of
+    cells. Characters: `-` level, `/` and `\\` steep, `|` vertical, `:` band, `+` overlay, `,` the overlay's band.
     """
     cells: list[Cell] = []
     left, right = line
@@ -286,13 +299,14 @@ def _ascii_column(
 
 
 def _dotted(span: Dots, index: int) -> Dots:
-    """Span of an overlay's dot column, empty for every other one: a dotted line differs from the run's without
-    colour.
+    """Return the dot span of an overlay's dot column `index`, empty for every other one: a dotted line differs from the
+    run's without colour.
     """
     return span if index % 2 == 0 else _NOTHING
 
 
-def _lit(column: Row, token: str) -> Row:
+def _with_background(column: Row, token: str) -> Row:
+    """Return a column of cells with the background colour `token`."""
     return tuple(Cell(cell.character, cell.style._replace(back=token)) for cell in column)
 
 
@@ -329,5 +343,5 @@ def draw_plot(plot: Plot, width: int, height: int, glyphs: Glyphs, memory: Colum
             cells = store[key] = draw_column(
                 height, own, backgrounds, other, target, vertical, tables, plot.overlay_band
             )
-        columns.append(_lit(cells, "cursor") if column == plot.cursor else cells)
+        columns.append(_with_background(cells, "cursor") if column == plot.cursor else cells)
     return list(zip(*columns, strict=True))

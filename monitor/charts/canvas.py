@@ -21,8 +21,8 @@ _NEAR = 4
 
 
 def changed_runs(before: Row, after: Row) -> list[tuple[int, int]]:
-    """Spans (start, length) in which two rows of equal width differ; the whole row if a character is not one cell
-    wide.
+    """Return the spans (start, length) in which two rows of equal width differ, nearby ones merged. If either row has a
+    character that is not one cell wide, the whole row counts as changed.
     """
     runs: list[tuple[int, int]] = []
     for x, (old, new) in enumerate(zip(before, after, strict=True)):
@@ -97,6 +97,7 @@ class Canvas(Widget):
             self.refresh(*regions)
 
     def _draw(self, width: int, height: int) -> Rows:
+        """Draw all rows of the widget anew and remember the size and colours for which they are valid."""
         palette = self.palette
         self._rows = self.draw(width, height, palette)
         if self._drawn_for != (width, height, palette.key):
@@ -105,7 +106,8 @@ class Canvas(Widget):
         return self._rows
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Strips of a region, from the last drawing; drawn again first if size or colours have changed.
+        """Return the Textual strips of a region of the widget, from the last drawing; drawn again first if size or
+        colours have changed.
 
         Bypasses Textual's style rules, which take longer than the drawing: cells have complete styles, and a canvas has
         neither border nor padding. Only a line under the mouse with a click action takes Textual's path.
@@ -119,18 +121,19 @@ class Canvas(Widget):
         return [strip if (first, last) == (0, strip.cell_length) else strip.crop(first, last) for strip in strips]
 
     def render_line(self, y: int) -> Strip:
-        """Strip of the complete line `y`, as in `render_lines`."""
+        """Return the Textual strip of the complete line `y` of the widget; blank below the last."""
         rows = self._current()
         return self._strip(y, rows[y]) if 0 <= y < len(rows) else Strip.blank(self.size.width)
 
     def _current(self) -> Rows:
+        """Return the rows of the last drawing, drawn again if size or colours have changed."""
         size = self.size
         return (
             self._rows if self._rows is not None and self._drawn_for == (*size, self.palette.key) else self._draw(*size)
         )
 
     def _strip(self, y: int, row: Row) -> Strip:
-        """Strip of a row of cells; the cached one if the row is the same object."""
+        """Return the Textual strip of row `y`; the cached one if `row` is the same object as at the last call."""
         known = self._strips.get(y)
         if known is not None and known[0] is row:
             return known[1]
@@ -142,7 +145,7 @@ class Canvas(Widget):
         return strip
 
     def style_of(self, style: Style) -> RichStyle:
-        """Rich style for a cell's style, cached."""
+        """Convert a cell's style to a Rich style with the palette's colours. Cached."""
         rich_style = self._rich_styles.get(style)
         if rich_style is None:
             colour, ground = self.palette.hex(style.fore), self.palette.hex(style.back)

@@ -15,7 +15,7 @@ EMPTY = Cell(" ", Style())
 
 
 def blank(width: int, height: int) -> Rows:
-    """Empty cells as `height` rows of `width`."""
+    """Return `height` rows of `width` empty cells."""
     return [(EMPTY,) * width] * height
 
 
@@ -30,8 +30,8 @@ def styled(text: str, style: Style) -> Row:
 
 
 def line(pieces: Iterable[Piece], width: int, rest: Cell = EMPTY) -> Row:
-    """Concatenate pieces of text to a row of `width` cells, filled with `rest`. The first non-blank piece is cut if
-    necessary; any other that does not fit ends the row.
+    """Concatenate pieces of text to a row of `width` cells, filled up with the cell `rest`. The first non-blank piece
+    is cut if necessary; any other that does not fit ends the row.
     """
     row: Row = ()
     for text, style in pieces:
@@ -44,7 +44,9 @@ def line(pieces: Iterable[Piece], width: int, rest: Cell = EMPTY) -> Row:
 
 
 def justified(left: Iterable[Piece], right: Iterable[Piece], width: int) -> Row:
-    """Row with `left` at its left edge and `right` at its right edge; `right` is left out if both do not fit."""
+    """Return a row of `width` cells with `left` at its left edge and `right` at its right edge; `right` is left out if
+    both do not fit.
+    """
     left, right = list(left), list(right)
     used = sum(len(text) for text, _ in left)
     free = width - used - 1
@@ -81,7 +83,7 @@ def framed(
 
 
 def sentence(text: str, width: int, height: int) -> Rows:
-    """Rows of cells with `text` wrapped, centered and dim."""
+    """Return `height` rows of `width` cells with `text` wrapped, centered and dim."""
     rows = blank(width, height)
     lines = textwrap.wrap(text, max(1, width))[:height]
     above = (height - len(lines)) // 2
@@ -91,5 +93,5 @@ def sentence(text: str, width: int, height: int) -> Rows:
 
 
 def text_of(rows: Rows) -> list[str]:
-    """Text of each row of cells."""
+    """Return the text of each row of cells, without styles."""
     return ["".join([cell.character for cell in row]) for row in rows]

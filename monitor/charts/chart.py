@@ -29,7 +29,7 @@ class ChartMark(NamedTuple):
 
 
 class ChartData(NamedTuple):
-    """All that a chart shows. Texts are printable; `points` are two per cell of the plot (`Chart.plot_columns`)."""
+    """Everything that a chart shows. Texts are printable; `points` are two per cell (`Chart.plot_columns`)."""
 
     title: str = ""
     value: str = ""  # newest, with its unit
@@ -55,7 +55,7 @@ class ChartData(NamedTuple):
 
 
 class ChartState:
-    """State of a chart that lasts from frame to frame: its y range, y labels, and cached columns."""
+    """Parts of a chart that last from frame to frame: its y range, y labels, and cached columns."""
 
     def __init__(self) -> None:
         self.shown: Range | None = None
@@ -63,14 +63,14 @@ class ChartState:
         self.gutter: tuple[tuple[object, ...], Rows] = ((), [])
 
     def reset_range(self) -> None:
-        """Discard the y range, so that the next drawing fits it to the points. Call it when the window, axis or
+        """Discard the chart's y range, so that the next drawing fits it to the points. Call it when the window, axis or
         smoothing changes.
         """
         self.shown = None
 
 
 class Layout(NamedTuple):
-    """Sizes in cells of the parts of a chart: box, title, y labels, plot."""
+    """Sizes in cells of the parts of a chart: y labels (`gutter`) and plot, and whether it has a box and a title."""
 
     framed: bool
     titled: bool
@@ -80,7 +80,9 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, width: int, height: int) -> Layout:
-        """Layout for a chart's size in cells (both >= 1); a small chart has neither box nor y labels."""
+        """Choose the layout of a chart of `width` x `height` cells (both >= 1); a small chart has neither box nor y
+        labels.
+        """
         framed = width >= 10 and height >= 4
         titled = framed or height >= 2
         inner = width - 2 * framed
@@ -103,6 +105,7 @@ def draw_chart(
 
 
 def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartState) -> Rows:
+    """Draw the part of a chart within its box: y labels and plot, or a sentence if there are no points."""
     width, height = layout.gutter + layout.plot_width, layout.plot_height
     # The interval of a mean of few runs is wider than their values, and reaches values that no run can have.
     overlay = (
@@ -140,14 +143,15 @@ def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartState)
 
 
 def _gutter(shown: Range, height: int, width: int) -> Rows:
+    """Draw the y labels as `height` rows of `width` cells."""
     labels = y_labels(shown, height, width - 1)
     style = Style("dim")
     return [styled(f"{labels.get(y, ''):>{width - 1}} ", style) for y in range(height)]
 
 
 def y_labels(shown: Range, height: int, cells: int) -> dict[int, str]:
-    """Labels of the y axis by row, at most `cells` wide; more for a higher plot. A label whose rounded value is off by
-    more than a row is left out.
+    """Return the y axis labels of a plot of `height` rows, by row, each at most `cells` wide. A higher plot has more; a
+    label whose rounded value is off by more than a row is left out.
     """
     labels: dict[int, str] = {}
     for value in ticks(shown, 5 if height >= 16 else 4 if height >= 7 else 2 if height >= 3 else 1):
@@ -159,11 +163,12 @@ def y_labels(shown: Range, height: int, cells: int) -> dict[int, str]:
 
 
 def _cell_of(mark: ChartMark, layout: Layout) -> int:
+    """Return the cell column of a mark in the plot."""
     return min(int(mark.position * layout.plot_width), layout.plot_width - 1)
 
 
 def _x_axis(data: ChartData, layout: Layout, glyphs: Glyphs) -> list[Cell | None]:
-    """Cells of a chart's lower edge: x at both ends and marks between; None where the box's line shows."""
+    """Return the cells of a chart's lower edge: x at both ends and marks between; None where the box's line shows."""
     width = layout.gutter + layout.plot_width
     cells: list[Cell | None] = [None] * width
     for kind in _KINDS:
@@ -191,6 +196,7 @@ def _x_axis(data: ChartData, layout: Layout, glyphs: Glyphs) -> list[Cell | None
 
 
 def _mark_cell(kind: str, glyphs: Glyphs) -> Cell:
+    """Return the cell that represents a mark of `kind` on the x axis."""
     if kind == "not_finite":
         return Cell(glyphs.not_finite, Style("bad", bold=True))
     character = {"checkpoint": glyphs.checkpoint, "eval": glyphs.eval}.get(kind, glyphs.resume)
@@ -198,8 +204,8 @@ def _mark_cell(kind: str, glyphs: Glyphs) -> Cell:
 
 
 def _title_pieces(data: ChartData, width: int) -> list[Piece]:
-    """Title of a chart: name, newest value, trend, rate, best. If the width is too small, first the rate is left out,
-    then the best value, then the arrow.
+    """Compose a chart's title line of at most `width` cells: name, newest value, trend, rate, best. If the width is too
+    small, first the rate is left out, then the best value, then the arrow.
     """
     pieces: list[Piece] = [(data.title, Style("text"))]
     if data.value:
@@ -218,7 +224,7 @@ def _title_pieces(data: ChartData, width: int) -> list[Piece]:
 
 
 class Chart(Canvas):
-    """Widget that shows a chart. `show` sets its data; `plot_columns` is the number of points that fit."""
+    """Widget that shows one chart. `show` sets its data; `plot_columns` is the number of points that fit."""
 
     DEFAULT_CSS = "Chart { width: 1fr; height: 1fr; }"
 
@@ -229,7 +235,7 @@ class Chart(Canvas):
 
     @property
     def plot_columns(self) -> int:
-        """Number of points that fit in the plot, two per cell; 0 before the widget has a size."""
+        """Number of points that fit in the chart's plot, two per cell; 0 before the widget has a size."""
         return 2 * Layout.of(*self.size).plot_width if self.size else 0
 
     def show(self, data: ChartData, *, refit: bool = False) -> None:
@@ -243,5 +249,5 @@ class Chart(Canvas):
             self.redraw()
 
     def draw(self, width: int, height: int, palette: Palette) -> Rows:
-        """Rows of cells with the chart, for a widget of this size."""
+        """Draw the chart as `height` rows of `width` cells."""
         return draw_chart(self.data, width, height, palette, self.memory, self.data.chosen)

@@ -40,7 +40,7 @@ class ChartContext(NamedTuple):
 
 
 def chart_data(series: Series, context: ChartContext, columns: int) -> ChartData:
-    """Data of a metric's chart whose plot has `columns` points."""
+    """Compute what the chart of one metric shows. `columns`: number of points in its plot."""
     view, held = (
         context.view,
         (context.held or {}).get(series.name) or TitleValues(series.latest, series.trend_per_min, series.best),
@@ -67,7 +67,7 @@ def chart_data(series: Series, context: ChartContext, columns: int) -> ChartData
     if context.window is None or columns < 1:
         return head
     first, last = context.window
-    points = _until(series.view(view.axis, first, last, columns, view.smooth), context)
+    points = _hide_after_frozen(series.view(view.axis, first, last, columns, view.smooth), context)
     other = (context.overlay or {}).get(series.name)
     cursor = _cursor(series.name, context, columns)
     if context.at is not None and cursor is not None and view.inspected != series.name:
@@ -105,6 +105,7 @@ def chart_data(series: Series, context: ChartContext, columns: int) -> ChartData
 
 
 def _latest(series: Series, unit: str) -> str:
+    """Format the newest value of a metric with `unit`; rates as a count."""
     return (
         count(series.latest)
         if series.kind == "rate" and series.latest is not None
@@ -121,11 +122,12 @@ def _cut_title(title: str, value_cells: int, columns: int) -> str:
 
 
 def mark_x(mark: Mark, axis: Axis) -> float:
-    """Position of a mark on an x axis: its step, wall seconds or iteration."""
+    """Return the position of a mark on an x axis: its step, wall seconds or iteration."""
     return mark.step if axis == "step" else mark.wall_s if axis == "wall" else mark.iteration
 
 
 def _marks(marks: Iterable[Mark], axis: Axis, first: float, last: float, until: float | None) -> tuple[ChartMark, ...]:
+    """Return the marks in [first, last] of an axis with their relative positions, none later than `until`."""
     if not last > first:
         return ()
     positions = ((mark.kind, mark_x(mark, axis)) for mark in marks)
@@ -136,7 +138,8 @@ def _marks(marks: Iterable[Mark], axis: Axis, first: float, last: float, until: 
     )
 
 
-def _until(points: Sequence[Point | None], context: ChartContext) -> Sequence[Point | None]:
+def _hide_after_frozen(points: Sequence[Point | None], context: ChartContext) -> Sequence[Point | None]:
+    """Replace the points later than `context.until`, where the screen was frozen, by None."""
     if context.until is None or context.window is None:
         return points
     keep = index_of(context.until, context.window, len(points)) + 1
@@ -144,12 +147,13 @@ def _until(points: Sequence[Point | None], context: ChartContext) -> Sequence[Po
 
 
 def index_of(x: float, window: tuple[float, float], columns: int) -> int:
-    """Index of the plot point, of `columns` over the window (first, last), that covers x."""
+    """Return the index of the plot point, of `columns` over `window` (first, last), in which x lies."""
     first, last = window
     return min(max(int((x - first) / (last - first) * columns), 0), columns - 1) if last > first else 0
 
 
 def _cursor(name: str, context: ChartContext, columns: int) -> int | None:
+    """Return the index of the plot point under the cursor in the chart of metric `name`; None without a cursor."""
     view = context.view
     x = context.at if view.inspected != name else context.newest if view.cursor is None else view.cursor
     if (
@@ -162,8 +166,8 @@ def _cursor(name: str, context: ChartContext, columns: int) -> int | None:
 
 
 def _reading(points: Sequence[Point | None], cursor: int, context: ChartContext, second: Sequence[Point | None]) -> str:
-    """Text with the value at the cursor, and the overlay's (`second`): that of the nearest non-empty point within a
-    few.
+    """Format the value at the cursor, and the overlay's (`second`: its points). An empty point is read from the nearest
+    one within a few points.
     """
     first, last = context.window or (0.0, 0.0)
     text = metric_text.cursor_text(
@@ -178,6 +182,7 @@ def _reading(points: Sequence[Point | None], cursor: int, context: ChartContext,
 
 
 def _nearest(points: Sequence[Point | None], cursor: int) -> Point | None:
+    """Return the point nearest to index `cursor`, at most 8 points or 1/16 of the chart away; None if all are empty."""
     radius = max(_NEAR, len(points) // _NEAR_SHARE)
     near = sorted(
         range(max(0, cursor - radius), min(len(points), cursor + radius + 1)), key=lambda index: abs(index - cursor)

@@ -14,10 +14,10 @@ from monitor.data.snapshot import Series
 
 
 class MetricChart(Chart):
-    """Chart of one metric in the grid; the metric changes when the user scrolls or filters."""
+    """Chart of one metric in the grid; it gets another metric when the user scrolls or filters."""
 
     class Chosen(Message):
-        """Posted with the chart's metric when the chart is clicked."""
+        """Posted with the metric's name when its chart is clicked."""
 
         def __init__(self, metric: str) -> None:
             super().__init__()
@@ -35,8 +35,8 @@ class MetricChart(Chart):
         return "" if self.series is None else self.series.name
 
     def show_series(self, series: Series | None, context: ChartContext, *, refit: bool) -> None:
-        """Draw the chart of a metric, repainting only cells that changed. None hides the chart; `refit` fits the y
-        range again.
+        """Draw the chart of the metric `series`, repainting only cells that changed. None hides the chart; `refit` fits
+        the y range again.
         """
         refit = refit or (series and series.name) != (self.series and self.series.name)
         self.series, self._chart_context = series, context
@@ -44,19 +44,20 @@ class MetricChart(Chart):
         self.show(self._chart_data(), refit=refit)
 
     def _chart_data(self) -> ChartData:
+        """Compute the chart's data for the present size of its plot."""
         self._columns = self.plot_columns
         if self.series is None or self._chart_context is None:
             return ChartData()
         return chart_data(self.series, self._chart_context._replace(glyphs=self.palette.glyphs), self._columns)
 
     def draw(self, width: int, height: int, palette: Palette) -> Rows:
-        """Rows of cells with the chart, for a widget of this size; its points are resampled if their number changes."""
+        """Draw the metric's chart as `height` rows of `width` cells, with points resampled if their number changes."""
         if self._columns != self.plot_columns:
             self.data = self._chart_data()
         return super().draw(width, height, palette)
 
     def on_click(self) -> None:
-        """Post `Chosen`, which selects this chart."""
+        """Post `Chosen`, which selects this chart, if it shows a metric."""
         if self.metric:
             self.post_message(self.Chosen(self.metric))
 
@@ -83,7 +84,7 @@ class ChartGrid(Widget):
                 chart.display = shown
 
     def show(self, names: Sequence[str], series: Mapping[str, Series], context: ChartContext) -> None:
-        """Draw the metrics `names`, one in each chart."""
+        """Draw the metrics `names`, one in each chart of the grid; charts beyond them are hidden."""
         view = context.view
         # y ranges are recomputed when one of these changes
         key = view.axis, view.zoom, view.end, view.smoothing, context.overlay is None

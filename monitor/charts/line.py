@@ -82,7 +82,9 @@ _ASCII = str.maketrans(
 
 
 def clean(text: str, *, ascii_only: bool = False) -> str:
-    """Text without control and invisible characters, safe for a terminal; with `ascii_only` in ASCII, cell for cell."""
+    """Return text without control and invisible characters, safe for a terminal; with `ascii_only` in ASCII, cell for
+    cell.
+    """
     if not text.isascii():
         if ascii_only:
             text = text.translate(_ASCII)
@@ -113,7 +115,7 @@ def characters(text: str) -> list[str]:
 
 
 def row_of(line: Line) -> Row:
-    """Cells of a line of text pieces."""
+    """Convert a line of text pieces to cells."""
     row: list[Cell] = []
     for piece in line:
         row += _cells_of(piece)
@@ -122,13 +124,13 @@ def row_of(line: Line) -> Row:
 
 @lru_cache(512)  # about a screen of pieces
 def _cells_of(piece: Piece) -> Row:
-    """Cells of a text piece. Cached, so that equal cells are usually the same object, which compares fast."""
+    """Convert a text piece to cells. Cached, so that equal cells are usually the same object, which compares fast."""
     style = Style(piece.fore, piece.back, piece.bold, piece.action)
     return tuple(shared_cell(character, style) for character in characters(piece.text))
 
 
 def of_cells(row: Row) -> Line:
-    """Text pieces of a row of cells."""
+    """Convert a row of cells to a line of text pieces."""
     return tuple(
         Piece("".join([cell.character for cell in run]), style.fore, style.bold, style.back)
         for style, run in groupby(row, STYLE_OF)
@@ -136,7 +138,7 @@ def of_cells(row: Row) -> Line:
 
 
 def width_of(text: str) -> int:
-    """Width of a text in terminal cells."""
+    """Return the width of a text in terminal cells."""
     return len(text) if text.isascii() else _width_of(text)
 
 
@@ -146,25 +148,25 @@ def _width_of(text: str) -> int:
 
 
 def length(line: Iterable[Piece]) -> int:
-    """Width of a line of pieces in terminal cells."""
+    """Return the width of a line of pieces in terminal cells."""
     return sum(width_of(piece.text) for piece in line)
 
 
 def cut(text: str, limit_cells: int) -> str:
-    """Text in at most `limit_cells` terminal cells, ending with an ellipsis if it was cut."""
+    """Return text cut to at most `limit_cells` terminal cells, with an ellipsis if it was longer."""
     if width_of(text) <= limit_cells:
         return text
     return safe(text, limit_cells) if limit_cells > 0 else ""
 
 
 def padded(text: str, width: int) -> str:
-    """Text cut or padded with spaces to exactly `width` terminal cells."""
+    """Return text cut or padded with spaces to exactly `width` terminal cells."""
     text = cut(text, width)
     return text + " " * (width - width_of(text))
 
 
 def broken(text: str, width: int) -> list[str]:
-    """Parts of a text of at most `width` cells each, broken at any character: for text without spaces."""
+    """Break text into parts of at most `width` cells each, at any character: for text without spaces."""
     if width_of(text) <= width:
         return [text]
     parts, used = [""], 0
@@ -179,7 +181,7 @@ def broken(text: str, width: int) -> list[str]:
 
 
 def fit(line: Sequence[Piece], width: int) -> Line:
-    """Line cut (with an ellipsis) or padded to exactly `width` cells."""
+    """Cut a line (with an ellipsis) or pad it with spaces to exactly `width` cells."""
     used, fitted = 0, []
     for piece in line:
         used_cells = width_of(piece.text)
@@ -198,7 +200,9 @@ def fit(line: Sequence[Piece], width: int) -> Line:
 
 
 def justified(left: Sequence[Piece], right: Sequence[Piece], width: int) -> Line:
-    """Line with `left` at its left edge and `right` at its right edge; `left` is cut if both do not fit."""
+    """Return a line of `width` cells with `left` at its left edge and `right` at its right edge; `left` is cut if both
+    do not fit.
+    """
     left_width = width - length(right)
     if left_width <= 0:
         return fit(right, width)
@@ -206,7 +210,7 @@ def justified(left: Sequence[Piece], right: Sequence[Piece], width: int) -> Line
 
 
 def flow(parts: Iterable[Sequence[Piece]], width: int, gap: int = 3) -> list[Line]:
-    """Lines of parts one after the other, `gap` cells apart, broken only between parts."""
+    """Arrange parts in lines of at most `width` cells, `gap` cells apart, broken only between parts."""
     lines: list[list[Piece]] = [[]]
     used = 0
     for part in parts:
@@ -223,7 +227,7 @@ def flow(parts: Iterable[Sequence[Piece]], width: int, gap: int = 3) -> list[Lin
 
 
 def wrapped(text: str, width: int, indent: str = "", first: str = "") -> list[str]:
-    """Wrap `text` into lines of at most `width` characters, the first after `first`, all others after `indent`. Wide
-    characters are counted as one.
+    """Wrap text into lines of at most `width` characters. The first line starts with `first`, all others with `indent`.
+    Wide characters are counted as one.
     """
     return textwrap.wrap(text, max(width, len(indent) + 8), initial_indent=first, subsequent_indent=indent) or [""]

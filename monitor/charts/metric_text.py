@@ -47,7 +47,9 @@ def metric_text(
     higher_better: bool | None = None,
     glyphs: Glyphs = UNICODE,
 ) -> MetricText:
-    """Format a metric's value, trend and best value. A trend below half a percent per minute has no arrow."""
+    """Format a metric's value, trend and best value. `higher_better`: None if neither direction is better. A trend
+    below half a percent per minute has no arrow.
+    """
     best_text = "" if best is None or not math.isfinite(best) else f"best {with_unit(best, unit)}"
     if value is None:
         return MetricText("-", best=best_text)
@@ -65,23 +67,23 @@ def metric_text(
 
 
 def figure_text(figure: Figure, glyphs: Glyphs = UNICODE) -> MetricText:
-    """Format a key figure's value, trend and best value."""
+    """Format a key figure of the header: value, trend and best value."""
     return metric_text(figure.value, figure.unit, figure.trend_per_min, figure.best, figure.higher_better, glyphs)
 
 
 def axis_text(axis: Axis, x: float) -> str:
-    """Format an x of an axis: 341 M (step), 0:02:41 (wall), 1.3 k (iteration)."""
+    """Format an x of an axis: "341 M" (step), "0:02:41" (wall seconds), "1.3 k" (iteration)."""
     return duration(x) if axis == "wall" else count(x)
 
 
 def axis_unit(axis: Axis) -> str:
-    """Unit of the x axis; a duration has none."""
+    """Return the unit of an x axis, "steps" or "iterations"; "" for wall time."""
     return {"step": "steps", "iteration": "iterations"}.get(axis, "")
 
 
 def cursor_text(axis: Axis, x: float, point: Point | None, unit: str = "") -> str:
-    """Format the value at the inspection cursor: `at 212 M 0.44 (0.41 to 0.47)`, with a remark if some values were not
-    finite.
+    """Format the value at the inspection cursor, such as `at 212 M  0.44 (0.41 to 0.47)`, with a remark if some values
+    were not finite.
     """
     if point is None:
         return f"at {axis_text(axis, x)}  no value"

@@ -44,7 +44,9 @@ class Cell(NamedTuple):
 
 @functools.lru_cache(4096)
 def shared_cell(character: str, style: Style) -> Cell:
-    """Cell, usually the same object for equal arguments: many texts take little memory, and cells compare fast."""
+    """Return a cell, usually the same object for equal arguments: many texts take little memory, and cells compare
+    fast.
+    """
     return Cell(character, style)
 
 
@@ -92,36 +94,36 @@ ASCII = Glyphs(
 
 
 def channels(colour: str) -> tuple[int, int, int]:
-    """Convert `#rrggbb` to (red, green, blue), 0 to 255."""
+    """Convert a colour `#rrggbb` to (red, green, blue), each 0 to 255."""
     value = int(colour[1:7], 16)
     return value >> 16, value >> 8 & 255, value & 255
 
 
 def hexadecimal(red: float, green: float, blue: float) -> str:
-    """Convert (red, green, blue), 0 to 255, to `#rrggbb`."""
+    """Convert red, green and blue, each 0 to 255, to a colour `#rrggbb`."""
     return f"#{round(red):02X}{round(green):02X}{round(blue):02X}"
 
 
 def mix(colour: str, ground: str, share: float) -> str:
-    """Colour between two: `share` (0 to 1) of `colour`, the rest of `ground`."""
+    """Blend two colours `#rrggbb`: `share` (0 to 1) of `colour`, the rest of `ground`."""
     return hexadecimal(*(share * a + (1 - share) * b for a, b in zip(channels(colour), channels(ground), strict=True)))
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance of a colour, 0 to 1 (WCAG 2)."""
+    """Return the relative luminance of a colour `#rrggbb`, 0 to 1 (WCAG 2)."""
     linear = [(c / 255 / 12.92) if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in channels(colour)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def contrast(one: str, other: str) -> float:
-    """Contrast ratio of two colours, 1 to 21 (WCAG 2)."""
+    """Return the contrast ratio of two colours `#rrggbb`, 1 to 21 (WCAG 2)."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
 def readable(colour: str, ground: str, least: float = _LINE_CONTRAST) -> str:
-    """Colour moved towards white on a dark background, or black on a light one, until its contrast ratio is at least
-    `least`.
+    """Move a colour towards white on a dark background `ground`, or black on a light one, until its contrast ratio is
+    at least `least`.
     """
     pole = "#FFFFFF" if luminance(ground) < 0.18 else "#000000"
     for tenth in range(11):
@@ -142,6 +144,7 @@ class Palette:
         self._colours = self._tokens()
 
     def _tokens(self) -> dict[str, str]:
+        """Compute the colour of each token for the theme and background."""
         ground = self.ground
         series = (
             OKABE_ITO if self.dark else tuple(readable(_ON_LIGHT.get(colour, colour), ground) for colour in OKABE_ITO)
@@ -166,7 +169,7 @@ class Palette:
         return colours
 
     def hex(self, token: str) -> str:
-        """Colour of a token; `#rrggbb` is returned unchanged, "" is the background. Raises KeyError for an unknown
-        token.
+        """Return the colour `#rrggbb` of a token; a colour is returned unchanged, "" is the background. Raises KeyError
+        for an unknown token.
         """
         return token if token.startswith("#") else self._colours[token] if token else self.ground

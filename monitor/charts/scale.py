@@ -24,7 +24,7 @@ GUTTER, _GUTTER_FROM = 6, 22
 
 
 def gutter(inner: int) -> int:
-    """Number of cells for y labels in a chart with `inner` cells within its box; 0 in a narrow one."""
+    """Return the number of cells for y labels in a chart with `inner` cells within its box; 0 in a narrow one."""
     return GUTTER if inner >= _GUTTER_FROM else 0
 
 
@@ -41,8 +41,8 @@ class Range(NamedTuple):
         return self.high - self.low
 
     def position(self, value: float) -> float | None:
-        """Relative position of `value` on the axis: 0 at `low`, 1 at `high`, below 0 or above 1 outside; None if a log
-        axis cannot show it.
+        """Return the relative position of `value` on the axis: 0 at `low`, 1 at `high`, below 0 or above 1 outside;
+        None if a log axis cannot show it.
         """
         if self.log:
             if value <= _TINY:
@@ -52,14 +52,14 @@ class Range(NamedTuple):
 
 
 def nice_step(least: float) -> float:
-    """Smallest of 1, 2, 2.5, 5 times a power of ten that is at least `least` (> 0)."""
+    """Return the smallest of 1, 2, 2.5, 5 times a power of ten that is at least `least` (> 0)."""
     power = 10.0 ** math.floor(math.log10(least))
     return next((step * power for step in _STEPS if step * power >= least * (1 - 1e-9)), 10 * power)
 
 
 def _extent(points: Iterable[Point | None], log: bool) -> tuple[float, float] | None:
-    """Smallest and largest y of the points: of all means, and of bands except outliers. `log`: only of positive values.
-    None if nothing can be shown.
+    """Return the smallest and largest y to show: of all means, and of bands except outliers. `log`: exponents of ten of
+    positive values only. None if nothing can be shown.
     """
     lows: tuple[float, ...]
     means: tuple[float, ...]
@@ -86,6 +86,7 @@ def _extent(points: Iterable[Point | None], log: bool) -> tuple[float, float] | 
 
 
 def _rounded(low: float, high: float, log: bool) -> Range:
+    """Round the ends of a y range outwards to even steps, and widen one that is nearly a single value."""
     if log:
         if high - low < 0.25:
             middle = (low + high) / 2
@@ -110,8 +111,8 @@ def _rounded(low: float, high: float, log: bool) -> Range:
 
 
 def y_range(points: Iterable[Point | None], log: bool = False, previous: Range | None = None) -> Range | None:
-    """Range of the y axis (`log`: logarithmic) for points: `previous` as long as it suits them. None if nothing can be
-    shown.
+    """Choose the y range (`log`: logarithmic) for points, or keep `previous` as long as it suits them. None if nothing
+    can be shown.
 
     A new range is chosen when values leave the previous one or fill less than two fifths of it; it has a margin of 15
     %.
@@ -138,8 +139,8 @@ def y_range(points: Iterable[Point | None], log: bool = False, previous: Range |
 
 
 def tick_text(value: float, cells: int) -> str:
-    """Label for `value` in at most `cells` (>= 4) characters: 500, 0.25, 1.5M, -12k, 1e-9; "" if no accurate label is
-    that short.
+    """Format `value` as an axis label of at most `cells` (>= 4) characters: 500, 0.25, 1.5M, -12k, 1e-9; "" if no
+    accurate label is that short.
     """
     if value == 0:
         return "0"
@@ -165,17 +166,18 @@ def tick_text(value: float, cells: int) -> str:
 
 
 def _trim(text: str) -> str:
+    """Remove trailing zeros after the decimal point, and a trailing point."""
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def tick_value(text: str) -> float:
-    """Number that the label `text`, made by `tick_text`, shows."""
+    """Convert a label made by `tick_text` back to the number that it shows."""
     power = " kMGT".find(text[-1])
     return float(text[:-1]) * 1000.0**power if power > 0 else float(text)
 
 
 def ticks(shown: Range, most: int) -> Sequence[float]:
-    """Evenly spaced values of a range to label, at most `most` (>= 1), including both ends if two fit."""
+    """Choose evenly spaced values of a y range to label, at most `most` (>= 1), including both ends if two fit."""
     if most <= 1:
         values = [shown.high]
     else:
@@ -188,8 +190,8 @@ def ticks(shown: Range, most: int) -> Sequence[float]:
 
 
 def window(first: float, last: float, previous: tuple[float, float] | None = None) -> tuple[float, float]:
-    """Range of the x axis for data from `first` to `last`. It ends at the next round number, so that columns do not
-    move while records arrive.
+    """Choose the x range for data from `first` to `last`. It ends at the next round number, so that columns do not move
+    while records arrive.
 
     The end is the next of 1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8 times a power of ten after `last`, measured from the
     start: on average a tenth of the width is free. `previous` is kept while the data lie in it and fill more than half

@@ -16,8 +16,9 @@ from monitor.data.snapshot import Point
 
 
 class Level:
-    """Buckets of `size` records each, the same for all curves: their ends on the three axes (step, wall seconds,
-    iteration) and their record counts. The last one may be incomplete.
+    """One resolution of a run's history: buckets of `size` consecutive records, shared by all curves. Stores each
+    bucket's end on the three axes (step, wall seconds, iteration) and its record count; the last bucket may be
+    incomplete.
     """
 
     __slots__ = ("begins", "ends", "filled", "size")
@@ -28,8 +29,8 @@ class Level:
         self.ends: tuple[array[float], array[float], array[float]] = (array("d"), array("d"), array("d"))
         self.filled = array("Q")
 
-    def cut(self, first: int, last: int) -> None:
-        """Remove all buckets but [first, last)."""
+    def keep_range(self, first: int, last: int) -> None:
+        """Keep only the buckets with indices `first` to `last` - 1 of this resolution; delete all others."""
         if first:
             self.begins = [ends[first - 1] for ends in self.ends]
         for one in (*self.ends, self.filled):
@@ -38,8 +39,8 @@ class Level:
 
 
 class Levels:
-    """Bucket levels of a run, from single records to the coarsest, which covers the whole run. Hold `lock` to read or
-    change them.
+    """All resolutions of a run's history, from single records (index 0) to the coarsest buckets, which cover the whole
+    run. Hold `lock` to read or change them.
     """
 
     def __init__(self) -> None:
@@ -53,9 +54,10 @@ class Levels:
         ends = self.all[-1].ends
         return (ends[0][-1], ends[1][-1], ends[2][-1]) if ends[0] else None
 
-    def choose(self, axis: int, first: float, last: float, wanted: int) -> int:
-        """Index of the coarsest level with at least `wanted` buckets in [first, last] of an axis, else of the finest
-        that reaches back to `first`. Call it with the lock held.
+    def choose_level(self, axis: int, first: float, last: float, wanted: int) -> int:
+        """Return the index of the resolution to draw [first, last] of an axis (0 step, 1 wall seconds, 2 iteration):
+        the coarsest with at least `wanted` buckets in it, else the finest that reaches back to `first`. Call it with
+        the lock held.
         """
         reaching = [index for index, level in enumerate(self.all) if level.begins and level.begins[axis] <= first]
         finest = reaching[0] if reaching else len(self.all) - 1
@@ -67,8 +69,8 @@ class Levels:
 
 
 class CurveBuckets:
-    """Minimum, maximum, sum and counts of one curve in each bucket of a level. An empty bucket has low = inf, high =
-    -inf, so that min, max and sum need no special case.
+    """One curve's values in each bucket of one resolution: minimum, maximum, sum, count of finite values, count of
+    non-finite ones (`bad`). An empty bucket has low = inf, high = -inf, so that min, max and sum need no special case.
     """
 
     __slots__ = ("bad", "count", "high", "low", "total")
@@ -77,14 +79,16 @@ class CurveBuckets:
         self.low, self.high, self.total = array("d"), array("d"), array("d")
         self.count, self.bad = array("I"), array("I")
 
-    def cut(self, first: int, last: int) -> None:
-        """Remove all buckets but [first, last)."""
+    def keep_range(self, first: int, last: int) -> None:
+        """Keep only the buckets with indices `first` to `last` - 1 of this curve; delete all others."""
         for one in (self.low, self.high, self.total, self.count, self.bad):
             del one[last:]
             del one[:first]
 
     def append(self, low: float, high: float, total: float, count: int, bad: int) -> None:
-        """Append a bucket with these values."""
+        """Append a bucket: minimum, maximum, sum and count of its finite values, and its number of non-finite ones
+        (`bad`).
+        """
         self.low.append(low)
         self.high.append(high)
         self.total.append(total)
@@ -92,7 +96,9 @@ class CurveBuckets:
         self.bad.append(bad)
 
     def merge(self, low: float, high: float, total: float, count: int, bad: int) -> None:
-        """Merge these values into the last bucket."""
+        """Merge values, given by their minimum, maximum, sum, count and number of non-finite ones (`bad`), into the
+        last bucket.
+        """
         if low < self.low[-1]:
             self.low[-1] = low
         if high > self.high[-1]:
@@ -101,8 +107,10 @@ class CurveBuckets:
         self.count[-1] += count
         self.bad[-1] += bad
 
-    def of(self, first: int, last: int) -> tuple[float, float, float, int, int]:
-        """Merge the buckets [first, last), at least one, to (low, high, total, count, bad)."""
+    def merged(self, first: int, last: int) -> tuple[float, float, float, int, int]:
+        """Return the aggregate (low, high, total, count, bad) of the buckets with indices `first` to `last` - 1, at
+        least one.
+        """
         return (
             min(self.low[first:last]),
             max(self.high[first:last]),
@@ -111,8 +119,10 @@ class CurveBuckets:
             sum(self.bad[first:last]),
         )
 
-    def point(self, first: int, last: int) -> Point | None:
-        """Point of a chart for the buckets [first, last); None if they hold no finite value."""
+    def chart_point(self, first: int, last: int) -> Point | None:
+        """Return the chart point (minimum, mean, maximum) of the buckets with indices `first` to `last` - 1; None if
+        they hold no finite value.
+        """
         if last - first == 1:
             count, low, high, total, bad = (
                 self.count[first],
@@ -135,6 +145,7 @@ class CurveBuckets:
 
 
 def _mean(low: float, high: float, total: float, count: int) -> float:
+    """Return total / count, clamped to [low, high]; the midpoint of `low` and `high` if the sum overflowed."""
     mean = total / count
     if low <= mean <= high:
         return mean
@@ -144,8 +155,8 @@ def _mean(low: float, high: float, total: float, count: int) -> float:
 
 
 def aggregate(values: Sequence[float], must_be_finite: bool) -> tuple[float, float, float, int, int]:
-    """Minimum, maximum, sum and count of the finite values, and the number of non-finite ones. NaN counts as non-finite
-    only with `must_be_finite`, else as no value.
+    """Return (minimum, maximum, sum, count) of the finite values and the number of non-finite ones. NaN counts as
+    non-finite only with `must_be_finite`; otherwise it means "no value".
     """
     total = sum(values)
     if math.isfinite(total):
@@ -156,8 +167,8 @@ def aggregate(values: Sequence[float], must_be_finite: bool) -> tuple[float, flo
 
 
 class BucketPlan(NamedTuple):
-    """Assignment of new records to a level's buckets: the first `joined` go into the incomplete bucket, then one bucket
-    starts at each of `starts`. `emptied`: earlier buckets are removed.
+    """Assignment of new records to the buckets of one resolution: the first `joined` records complete the last bucket,
+    then one bucket starts at each index in `starts`. With `emptied`, earlier buckets are deleted first.
     """
 
     joined: int

@@ -22,7 +22,9 @@ _NEGLIGIBLE = 0.02  # weight below which values before the window no longer affe
 
 
 class Column(NamedTuple):
-    """Properties of a metric for drawing: name, label, unit, axis, and whether higher is better."""
+    """Static properties of one metric: name, label, unit, default axis, kind, and whether higher is better or
+    non-finite values are errors.
+    """
 
     name: str
     label: str
@@ -35,7 +37,9 @@ class Column(NamedTuple):
 
 
 class Curve:
-    """Values of one metric of a run (a `monitor.data.snapshot.Series`). Results always include the newest records."""
+    """Values of one metric of a run at all resolutions (implements `monitor.data.snapshot.Series`). Results always
+    include the newest records.
+    """
 
     def __init__(self, levels: Levels, column: Column) -> None:
         (
@@ -59,12 +63,12 @@ class Curve:
     # writing
 
     def add(self, index: int, plan: BucketPlan, values: Sequence[float]) -> None:
-        """Add the values of new records to level `index` as `plan` assigns them to buckets. Call it with the lock
-        held.
+        """Add the values of new records to bucket level `index` as `plan` assigns them to buckets. Call it with the
+        lock held.
         """
         part, size, strict = self.parts[index], self._levels.all[index].size, self._must_be_finite
         if plan.emptied:
-            part.cut(0, 0)
+            part.keep_range(0, 0)
         if plan.joined:
             part.merge(*aggregate(values[: plan.joined], strict))
         if size == 1 and math.isfinite(sum(values)):
@@ -78,13 +82,17 @@ class Curve:
             part.append(*aggregate(values[start : start + size], strict))
 
     def update_latest(self, values: Sequence[float]) -> None:
-        """Update `latest` and `not_finite` by the values of new records."""
+        """Update `latest` (newest finite value) and `not_finite` (number of non-finite values) by the values of new
+        records.
+        """
         self.latest = next((float(value) for value in reversed(values) if math.isfinite(value)), self.latest)
         if not math.isfinite(sum(values)):
             self.not_finite += aggregate(values, self._must_be_finite)[4]
 
     def recompute_latest(self) -> None:
-        """Recompute `latest` and `not_finite` from the buckets, after records were removed."""
+        """Recompute `latest` (newest finite value) and `not_finite` (number of non-finite values) from the buckets,
+        after records were removed.
+        """
         self.not_finite, self.latest = sum(self.parts[-1].bad), None
         for part in self.parts:
             filled = next((k for k in range(len(part.count) - 1, -1, -1) if part.count[k]), None)
@@ -97,7 +105,7 @@ class Curve:
 
     @property
     def best(self) -> float | None:
-        """Largest value so far if higher is better; else None."""
+        """Largest value of the metric so far; None without values, or if higher is not better."""
         if not self.higher_better:
             return None
         if self._best[0] != self._levels.version:
@@ -118,10 +126,11 @@ class Curve:
         return self._trend[1]
 
     def _slope(self) -> float | None:
+        """Compute the trend per minute from up to 48 points of the last minute; see `trend_per_min`."""
         last = self._levels.last
         if last is None:
             return None
-        index = self._levels.choose(1, last[1] - _TREND_S, last[1], _TREND_POINTS)
+        index = self._levels.choose_level(1, last[1] - _TREND_S, last[1], _TREND_POINTS)
         ends = self._levels.all[index].ends[1]
         first = bisect_left(ends, last[1] - _TREND_S)
         starts = range(first, len(ends), max(1, (len(ends) - first) // _TREND_POINTS))
@@ -142,7 +151,7 @@ class Curve:
         return slope if math.isfinite(slope) else None
 
     def maximum(self, step: float | None = None) -> float | None:
-        """Largest finite value up to a step (None: of the run); None without values."""
+        """Largest finite value of the metric up to `step` (None: of the whole run); None without values."""
         with self._levels.lock:
             high = self.parts[-1].high
             largest = max(
@@ -151,8 +160,8 @@ class Curve:
         return largest if math.isfinite(largest) else None
 
     def first_best_newest(self, step: float | None = None) -> tuple[float, float, float] | None:
-        """First value (mean of its bucket), maximum and newest value up to a step (None: of the run); None without
-        values.
+        """Return (first, largest, newest) value of the metric up to `step` (None: of the whole run); None without
+        values. The first is the mean of its bucket.
         """
         with self._levels.lock:
             part, end = self.parts[-1], len(self.parts[-1].count)
@@ -166,8 +175,8 @@ class Curve:
             return part.total[first] / part.count[first], max(part.high[:end]), newest
 
     def means(self, index: int, starts: range, end: int) -> list[float]:
-        """Mean of each group of `starts.step` buckets of level `index`, up to bucket `end`; NaN for a group without
-        values. Call it with the lock held.
+        """Return the mean of each group of `starts.step` consecutive buckets of level `index`, up to bucket `end`; NaN
+        for a group without values. Call it with the lock held.
         """
         part, size = self.parts[index], starts.step
         if size == 1:
@@ -180,7 +189,9 @@ class Curve:
         ]
 
     def extent(self, axis: Axis) -> tuple[float, float] | None:
-        """First and last x with a value on an axis, the first at the start of its bucket; None without values."""
+        """Return the range (first x, last x) in which the metric has values on `axis`; None without values. The first x
+        is the start of its bucket.
+        """
         which = _AXES.index(axis)
         with self._levels.lock:
             level, part = self._levels.all[-1], self.parts[-1]
@@ -194,7 +205,8 @@ class Curve:
     def view(
         self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0
     ) -> Sequence[Point | None]:
-        """Resample to `columns` points that cover [first, last]; None for a column without values.
+        """Resample the metric to `columns` chart points that cover [first, last] of `axis`; None for a column without
+        values.
 
         A record covers the interval from its predecessor's x to its x. One wider than a column fills all columns it
         covers, so a column is None only before the first record, after the last, or where records hold no value (no
@@ -210,7 +222,7 @@ class Curve:
         lead = min(2 * columns, math.ceil(math.log(_NEGLIGIBLE) / math.log(smoothing))) if smoothing > 0.0 else 0
         which = _AXES.index(axis)
         with self._levels.lock:
-            index = self._levels.choose(which, first, last, columns)
+            index = self._levels.choose_level(which, first, last, columns)
             level, part = self._levels.all[index], self.parts[index]
             ends = level.ends[which]
             if not ends:
@@ -223,6 +235,9 @@ class Curve:
     def _columns(
         part: CurveBuckets, ends: array[float], begin: float, first: float, width: float, columns: int
     ) -> list[Point | None]:
+        """Return one chart point (or None) for each of `columns` columns of `width` from x = `first`. `ends`: right
+        edge of each bucket in `part`; `begin`: left edge of the first one.
+        """
         points: list[Point | None] = []
         known: Point | None = None
         filled, point = (-1, -1), known
@@ -238,7 +253,7 @@ class Curve:
             if outside:
                 point, filled = None, (-1, -1)
             elif span != filled:
-                point, filled = part.point(*span), span
+                point, filled = part.chart_point(*span), span
                 if point is None and any(part.bad[slice(*span)]):
                     before = known.mean if known is not None else 0.0
                     point = Point(before, before, before, True)
@@ -249,12 +264,12 @@ class Curve:
         return points
 
     def nearest(self, axis: Axis, x: float) -> tuple[float, Point] | None:
-        """Exact x and point of the value nearest to x: a single record if it is recent, else the finest bucket that is
-        left. None without values.
+        """Return (x, point) of the recorded value nearest to `x` on `axis`; None without values. Recent values are
+        single records, older ones the finest remaining bucket.
         """
         which = _AXES.index(axis)
         with self._levels.lock:
-            for index in range(self._levels.choose(which, x, x, 1 << 30), len(self.parts)):
+            for index in range(self._levels.choose_level(which, x, x, 1 << 30), len(self.parts)):
                 ends, part = self._levels.all[index].ends[which], self.parts[index]
                 at = bisect_left(ends, x)
                 right = next((k for k in range(at, len(ends)) if part.count[k]), None)
@@ -262,15 +277,15 @@ class Curve:
                 candidates = [k for k in (left, right) if k is not None]
                 if candidates:
                     best = min(candidates, key=lambda k: abs(ends[k] - x))
-                    point = part.point(best, best + 1)
+                    point = part.chart_point(best, best + 1)
                     assert point is not None
                     return ends[best], point
         return None
 
 
 def _smoothed(points: list[Point | None], weight: float) -> list[Point | None]:
-    """Exponential moving average of the points' means with bias correction (Kingma & Ba, 2015). `weight`: share of the
-    past, 0 to 1.
+    """Smooth the points' means by an exponential moving average with bias correction (Kingma & Ba, 2015); None stays
+    None. `weight`: share of the past, 0 to 1.
     """
     smooth = mass = 0.0
     result: list[Point | None] = []
@@ -284,5 +299,5 @@ def _smoothed(points: list[Point | None], weight: float) -> list[Point | None]:
 
 
 def upper_median(values: Sequence[float]) -> float:
-    """Upper median, an element of `values` (at least one)."""
+    """Return the upper median, an element of `values` (at least one)."""
     return sorted(values)[len(values) // 2]

@@ -35,8 +35,8 @@ _FACTOR, _FEWEST_BUCKETS, _FEW_METRICS = 4, 64, 64
 
 
 class Window(NamedTuple):
-    """Consecutive records or buckets: x (step, wall, iteration) at the start of the first and at the end of each, and
-    mean values by metric (NaN: no value).
+    """Consecutive records or buckets of a run: x (step, wall seconds, iteration) at the start of the first (`begin`)
+    and at the end of each, record counts, and mean values by metric (NaN: no value).
     """
 
     begin: tuple[float, ...]
@@ -48,8 +48,8 @@ class Window(NamedTuple):
 
 
 class CurveTable:
-    """Curves of all metrics of a run over its records, in bounded memory. `extend` appends records; `rewind` removes
-    those that a resume repeats.
+    """Curves of all metrics of a run, in bounded memory. `extend` appends records; `rewind` removes those that a
+    resumed session repeats.
     """
 
     def __init__(self, columns: Iterable[Column]) -> None:
@@ -63,7 +63,7 @@ class CurveTable:
 
     @property
     def version(self) -> int:
-        """Number that increases with every change."""
+        """Number that increases with every change of the curves."""
         return self.levels.version
 
     @property
@@ -89,8 +89,8 @@ class CurveTable:
         *,
         begin: tuple[float, float, float] | None = None,
     ) -> None:
-        """Append records, given by column: their steps, wall seconds and iterations, and the values of each metric in
-        the order of `columns`. All sequences have equal length.
+        """Append records, given by column: their steps, wall seconds and iterations, and in `columns` the values of
+        each metric in the table's order. All sequences have equal length.
 
         `begin` is the start of the very first record (every other one starts at the end of its predecessor); by default
         its end. A decreasing x is replaced by its predecessor. Arrays of doubles are fastest.
@@ -120,7 +120,7 @@ class CurveTable:
             self._trim()
 
     def _grow(self, count: int) -> None:
-        """Add coarser levels until the coarsest can hold `count` more records."""
+        """Add coarser bucket levels until the coarsest can hold `count` more records."""
         while len(self.levels.all[-1].filled) + -(-count // self.levels.all[-1].size) > self.buckets:
             below = self.levels.all[-1]
             above = Level(below.size * _FACTOR)
@@ -134,13 +134,14 @@ class CurveTable:
             for parts in self._parts:
                 part = CurveBuckets()
                 for first in groups:
-                    part.append(*parts[-1].of(first, first + _FACTOR))
+                    part.append(*parts[-1].merged(first, first + _FACTOR))
                 parts.append(part)
             self.levels.all.append(above)
 
     def _plan(self, level: Level, edges: Sequence[array[float]], origin: Sequence[float], *, top: bool) -> BucketPlan:
-        """Append the x values of new records to a level. Returns how their values map to its buckets. `top`: the level
-        is the coarsest, of which no bucket is removed.
+        """Append the x values of new records to a bucket level; return how the records' values map to its buckets.
+        `edges`: end of each record per axis; `origin`: start of the first; `top`: the level is the coarsest, from which
+        no bucket is removed.
         """
         count, size = len(edges[0]), level.size
         joined = min(count, size - level.filled[-1]) if level.filled and level.filled[-1] < size else 0
@@ -148,7 +149,7 @@ class CurveTable:
         emptied = not top and len(starts) > self.buckets
         if emptied:
             starts = starts[-self.buckets :]
-            level.cut(0, 0)
+            level.keep_range(0, 0)
             level.begins = [axis[starts[0] - 1] for axis in edges]
             joined = 0
         elif joined:
@@ -163,28 +164,31 @@ class CurveTable:
         return BucketPlan(joined, starts, emptied)
 
     def _trim(self) -> None:
+        """Delete the oldest buckets of all levels but the coarsest once they exceed the limit by a quarter."""
         for index, level in enumerate(self.levels.all[:-1]):
             surplus = len(level.filled) - self.buckets
             if surplus > self.buckets // 4:
-                level.cut(surplus, len(level.filled))
+                level.keep_range(surplus, len(level.filled))
                 for parts in self._parts:
-                    parts[index].cut(surplus, surplus + self.buckets)
+                    parts[index].keep_range(surplus, surplus + self.buckets)
 
     def rewind(self, step: float) -> None:
-        """Remove all records after `step`, where a resume started. A bucket across `step` is rebuilt from finer levels
-        as far as they reach back.
+        """Remove all records after `step`, from which a resumed session repeats them. A bucket across `step` is rebuilt
+        from finer levels as far as they reach back.
         """
         with self.levels.lock:
             for index, level in enumerate(self.levels.all):
                 length = bisect_right(level.ends[0], step)
                 reached = level.ends[0][length - 1] if length else (level.begins[0] if level.begins else -math.inf)
-                level.cut(0, length)
+                level.keep_range(0, length)
                 if not length:
                     level.begins = []
                 for parts in self._parts:
-                    parts[index].cut(0, length)
+                    parts[index].keep_range(0, length)
                 if index:
-                    self._mend(index, bisect_right(self.levels.all[index - 1].ends[0], reached) if length else 0)
+                    self._rebuild_last(
+                        index, bisect_right(self.levels.all[index - 1].ends[0], reached) if length else 0
+                    )
             while len(self.levels.all) > 1 and not self.levels.all[-1].filled:
                 self.levels.all.pop()
                 for parts in self._parts:
@@ -194,8 +198,10 @@ class CurveTable:
             for curve in self.curves.values():
                 curve.recompute_latest()
 
-    def _mend(self, index: int, first: int) -> None:
-        """Append an incomplete bucket to level `index`, from the buckets of the finer level from `first` on."""
+    def _rebuild_last(self, index: int, first: int) -> None:
+        """Append an incomplete bucket to level `index`, merged from the next finer level's buckets from index `first`
+        on.
+        """
         level, finer = self.levels.all[index], self.levels.all[index - 1]
         end = len(finer.filled)
         if first >= end:
@@ -206,14 +212,14 @@ class CurveTable:
             ends.append(others[-1])
         level.filled.append(sum(finer.filled[first:end]))
         for parts in self._parts:
-            parts[index].append(*parts[index - 1].of(first, end))
+            parts[index].append(*parts[index - 1].merged(first, end))
 
     # ------------------------------------------------------------------------------------------------------------------
     # reading
 
     def window(self, seconds: float, fewest: int, names: Iterable[str], *, step: float | None = None) -> Window:
-        """Records of the last `seconds` up to a step (None: the newest), but at least `fewest` if there are as many.
-        More than twice `fewest` are aggregated to buckets.
+        """Return the records of the last `seconds` before `step` (None: the newest record), at least `fewest` if there
+        are as many. More than twice `fewest` are aggregated to buckets.
 
         `names` selects curves; unknown names are left out. The cost is independent of the record rate.
         """
@@ -240,11 +246,11 @@ class CurveTable:
             return Window(begin, steps, wall_s, iterations, records, values)
 
     def position(self, step: float) -> tuple[float, float, float] | None:
-        """Step, wall seconds and iteration of the newest record or bucket up to a step; of the first one if all are
-        later. None without records.
+        """Return (step, wall seconds, iteration) at the end of the newest record or bucket up to `step`, or of the
+        first one if all are later. None without records.
         """
         with self.levels.lock:
-            index = self.levels.choose(0, step, step, 1)
+            index = self.levels.choose_level(0, step, step, 1)
             ends = self.levels.all[index].ends
             if not ends[0]:
                 return None

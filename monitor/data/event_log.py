@@ -21,18 +21,22 @@ _DAY_S = 86_400
 
 
 class EventLog:
-    """Newest lines of log.txt and events of the metrics file as one log, each message once. For use in one thread."""
+    """Merged log of a run: newest lines of log.txt and events of the metrics file, each message once. For use in one
+    thread.
+    """
 
     def __init__(self) -> None:
         self.lines: deque[LogLine] = deque(maxlen=_MOST_LINES)
         self._waiting: deque[LogLine] = deque(maxlen=_MOST_WAITING)  # events whose line may still arrive
 
     def add(self, line: LogLine) -> None:
-        """Append a line that comes from neither log.txt nor the metrics file."""
+        """Append a log line that comes from neither log.txt nor the metrics file, such as the monitor's own message."""
         self.lines.append(line)
 
     def add_new(self, lines: Sequence[LogLine], events: Sequence[LogLine]) -> None:
-        """Append new lines of log.txt and new events, each in order. A line may arrive before its event or after it."""
+        """Merge new lines of log.txt and new events of the metrics file into the log, each in order. A line may arrive
+        before or after the event with the same message.
+        """
         if not lines and not events:
             return
         known = [*self.lines, *lines]
@@ -75,8 +79,9 @@ def _merged(
     start: int,
     events_of_lines: dict[int, int],
 ) -> Iterable[LogLine]:
-    """Yield log lines (with index) merged with the events (with number) that have no line. Such an event precedes the
-    next line of a later event or of a later clock.
+    """Yield log lines (with index) merged with `events` (with number) that have no line. Such an event comes before the
+    next line whose event or clock is later. Lines before index `start` belong to earlier sessions; `events_of_lines`
+    maps a line's index to the number of its event.
     """
     left = deque(events)
     upcoming = deque(events_of_lines[index] for index, _ in lines if index in events_of_lines)
@@ -91,26 +96,28 @@ def _merged(
 
 
 def _session_start(lines: Sequence[LogLine]) -> int:
-    """Index of the first line of the last session; 0 without a mark."""
+    """Return the index of the first log line of the last session; 0 if no line marks a session's start."""
     return next((index for index in reversed(range(len(lines))) if lines[index].text.startswith(SESSION_MARK)), 0)
 
 
 def _key(line: LogLine) -> str:
-    """Key shared by a line and its event: log lines may start with `error: ` and are longer than the event's truncated
-    text.
+    """Return the text by which a log line and an event are recognized as one message: without the prefix `error: `, cut
+    to 150 characters, since events are truncated.
     """
     return line.text.removeprefix("error: ")[:_SAME]
 
 
 def _merge(line: LogLine, event: LogLine) -> LogLine:
-    """Combine a line and its event to one line: the line's clock, if any, the full text, the event's level."""
+    """Combine a log line and the event with the same message: the line's clock, if any, the full text, the event's
+    level.
+    """
     text = line.text if len(event.text) >= _SAME else event.text
     return LogLine(line.clock or event.clock, event.level, text.removeprefix("error: "), True)
 
 
 def _is_due(numbered: tuple[int, LogLine], line: LogLine, upcoming: Sequence[int]) -> bool:
-    """Whether an event (with its number) precedes a log line by their clocks; False while an earlier event still has a
-    later line (`upcoming`).
+    """Whether an event (with its number) precedes a log line by their clocks. False while an earlier event still has a
+    later line (`upcoming`: numbers of such events).
     """
     number, event = numbered
     if not event.clock or not line.clock or (upcoming and upcoming[0] < number):
@@ -119,6 +126,6 @@ def _is_due(numbered: tuple[int, LogLine], line: LogLine, upcoming: Sequence[int
 
 
 def _seconds(clock: str) -> int:
-    """Seconds since midnight of a clock `hh:mm:ss`."""
+    """Convert a clock `hh:mm:ss` to seconds since midnight."""
     hours, minutes, seconds = clock.split(":")
     return 3600 * int(hours) + 60 * int(minutes) + int(seconds)

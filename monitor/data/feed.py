@@ -37,8 +37,9 @@ _VERBS: Final = {"stop": "stop", "pause": "pause", "unpause": "resume", "checkpo
 
 
 class LiveFeed:
-    """`monitor.data.snapshot.Source` of a run folder, live or ended, read by a thread. The first snapshot is ready when
-    the constructor returns. `readonly`: send no requests to the trainer.
+    """Source of snapshots for one run folder, live or ended, read by a background thread
+    (`monitor.data.snapshot.Source`). The first snapshot is ready when the constructor returns. `readonly`: send no
+    requests to the trainer.
     """
 
     def __init__(self, run: runs.Run, *, readonly: bool = False) -> None:
@@ -75,7 +76,9 @@ class LiveFeed:
     # the screen
 
     def snapshot(self) -> Snapshot:
-        """Newest snapshot, or after `seek` that of the step; the same object as long as nothing changes."""
+        """Return the newest snapshot of the run, or after `seek` the snapshot at that step; the same object as long as
+        nothing changes.
+        """
         self._shown.set()
         with self._lock:
             assert self._published is not None
@@ -88,12 +91,16 @@ class LiveFeed:
             return self._seek_snapshot[2]
 
     def seek(self, step: float | None) -> None:
-        """Show figures, phases, health and progress as of a step; None: as of now. Curves stay complete."""
+        """Make `snapshot` show figures, phases, health and progress at an earlier `step`; None: at the newest record.
+        Curves stay complete.
+        """
         with self._lock:
             self._seek_step, self._seek_snapshot = step, None
 
     def request(self, verb: Literal["stop", "pause", "unpause", "checkpoint"]) -> None:
-        """Send a request to the trainer without waiting. The result appears in the log; a refusal also as a notice."""
+        """Send a request to the trainer without waiting for its answer. The result appears in the log; a refusal also
+        as a notice.
+        """
         if self.readonly:
             self._report("this monitor is read-only and sends no requests", "warn")
             return
@@ -112,7 +119,7 @@ class LiveFeed:
         self._interval_s = min(max(interval_s, _FASTEST_S), _ENDED_S)
 
     def close(self) -> None:
-        """Stop the reading thread. Returns once it has ended, or after one second."""
+        """Stop the thread that reads the run. Returns once it has ended, or after one second."""
         self._closed = True
         self._wake.set()
         self._sampler.close()
@@ -123,6 +130,7 @@ class LiveFeed:
     # the thread
 
     def _run(self) -> None:
+        """Poll the run until `close`, as the body of the background thread."""
         self._shown.wait(_FIRST_WAIT_S)
         self._wake.wait(0.0)
         while not self._closed:
@@ -132,6 +140,7 @@ class LiveFeed:
         self._reader.close()
 
     def _pause_s(self) -> float:
+        """Return the seconds to wait before the next poll."""
         if self._reader.awaits_exit:
             return _FASTEST_S
         ended = self._reader.state.ended or self._reader.state.word == "unreadable"
@@ -139,6 +148,7 @@ class LiveFeed:
         return _ENDED_S if ended else min(self._interval_s, _LIVE_S)
 
     def _poll(self) -> None:
+        """Read all files of the run once and publish a new snapshot if anything changed."""
         now_s = time.monotonic()
         self._reader.poll(now_s)
         self._poll_history(now_s)
@@ -156,11 +166,11 @@ class LiveFeed:
         self._publish(data, now_s)
 
     def _poll_history(self, now_s: float) -> None:
-        """Load the history in another thread if records are missing, and use it once it is loaded."""
+        """Start loading the run's history in another thread if records are missing; use the last one loaded."""
         while self._loaded:
             past, self._loading = self._loaded.popleft(), False
             if past is not None:
-                self._reader.adopt(past)
+                self._reader.adopt_history(past)
         if (
             self._reader.wants_history
             and not self._loading
@@ -173,6 +183,7 @@ class LiveFeed:
             ).start()
 
     def _load(self, load: Callable[[], LoadedHistory | None]) -> None:
+        """Call `load` and queue its result (None if it raised) for the next poll. Runs in its own thread."""
         past: LoadedHistory | None = None
         try:
             past = load()
@@ -195,8 +206,8 @@ class LiveFeed:
         )
 
     def _check_health(self, data: RunData, now_s: float) -> tuple[tuple[PhaseShare, ...], tuple[Finding, ...]]:
-        """Phases and health findings. The rules are applied once a second, since they cover ten seconds, and at once if
-        the state or the timeline changes; displayed values are always the current ones.
+        """Return the phases' shares of time and the health findings. Rules are applied once a second, since they cover
+        ten seconds, and at once if the state or the timeline changes; displayed values are always the current ones.
         """
         timeline, state = data.timeline, data.state.word
         if timeline is None:
@@ -216,6 +227,7 @@ class LiveFeed:
         return self._health_cache[3], health.findings_now(self._health_cache[4], data)
 
     def _publish(self, data: RunData, now_s: float) -> None:
+        """Build a snapshot from the run's data and publish it under a new version if it differs from the last."""
         timeline = data.timeline
         curves: Mapping[str, Series] = timeline.table.curves if timeline is not None else {}
         curves_version = timeline.table.version if timeline is not None else 0
@@ -247,6 +259,7 @@ class LiveFeed:
                 self._data, self._published = data, (new._replace(version=self._version), curves_version)
 
     def _snapshot_at(self, newest: Snapshot, step: float) -> Snapshot:
+        """Return a copy of the newest snapshot with progress, figures, phases and health at an earlier `step`."""
         data = self._data
         timeline = data.timeline
         if timeline is None:
@@ -266,6 +279,7 @@ class LiveFeed:
     # the trainer
 
     def _agent_absent(self, data: RunData) -> str:
+        """Return the reason why no frame of the agent is shown; "" if there is no reason."""
         if data.state.live and data.header is not None and data.header.session == self._unwatchable[0]:
             return self._unwatchable[1]
         return self._watch_problem or summary.agent_absent(
@@ -273,6 +287,7 @@ class LiveFeed:
         )
 
     def _renew_watch(self, data: RunData, now_s: float) -> None:
+        """If the screen wants frames of the agent, read the newest one and repeat the request before it expires."""
         if self._wanted is None or not data.state.live:
             self._frame = None
             return
@@ -289,8 +304,8 @@ class LiveFeed:
                 self._watch_problem = text.safe(error, 300)
 
     def _ask(self, verb: str) -> None:
-        """Send a request to the trainer and report its result. Runs in a separate thread, since the answer may take
-        long.
+        """Send a request to the trainer, wait for the answer and report it. Runs in a separate thread, since the answer
+        may take long.
         """
         action = _VERBS[verb]
         try:
@@ -315,11 +330,13 @@ class LiveFeed:
             self._report(f"saved {answer.text}", "ok")
 
     def _report(self, sentence: str, level: Level) -> None:
+        """Queue a sentence for the log and, unless `level` is "ok", for the notice line."""
         self._answers.append((text.safe(sentence, 300), level))
         self._wake.set()
 
 
 def _clock(realtime_ns: int) -> str:
+    """Format a Unix time in nanoseconds as local hh:mm:ss; "" if it is out of range."""
     try:
         return time.strftime("%H:%M:%S", time.localtime(realtime_ns / 1e9))
     except (OverflowError, ValueError, OSError):

@@ -23,8 +23,8 @@ find = groups.find
 
 
 def rows(root: Path, everywhere: bool = True) -> list[RunRow]:
-    """Rows of the run list for all groups in the folder `root`, newest first; with `everywhere` also those next to the
-    runs of the user's index.
+    """Return the run list's rows for all groups in the folder `root`, newest first; with `everywhere` also for groups
+    next to the runs of the user's index.
     """
     result = []
     for group in groups.list_groups(root, everywhere):
@@ -55,14 +55,14 @@ def rows(root: Path, everywhere: bool = True) -> list[RunRow]:
 
 
 def open_group(path: str) -> GroupFeed | None:
-    """Source for the group in a folder; None if there is none."""
+    """Return a feed of the group in the folder `path`; None if the folder holds no group."""
     group = groups.load(Path(path))
     return None if group is None else GroupFeed(group)
 
 
 class MeanCurve:
-    """Mean of one metric over the runs of a group with its confidence interval (a `monitor.data.snapshot.Series`). Made
-    again for each snapshot.
+    """Mean of one metric over the runs of a group, with its 95 % confidence interval (implements
+    `monitor.data.snapshot.Series`). Created again for each snapshot.
     """
 
     def __init__(self, curves: Sequence[Series]) -> None:
@@ -83,15 +83,15 @@ class MeanCurve:
         self._curves = curves
 
     def extent(self, axis: Axis) -> tuple[float, float] | None:
-        """Range from the first value of any run to the last of any; None without values."""
+        """Return the range on `axis` from the first value of any run to the last of any; None without values."""
         extents = [extent for one in self._curves if (extent := one.extent(axis)) is not None]
         return (min(begin for begin, _ in extents), max(end for _, end in extents)) if extents else None
 
     def view(
         self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0
     ) -> Sequence[Point | None]:
-        """Resample to `columns` points that cover [first, last]: means, with the ends of the confidence interval as low
-        and high.
+        """Resample to `columns` points that cover [first, last] of `axis`: means over the runs, with the ends of the
+        confidence interval as low and high.
         """
         return [
             _mean(values)
@@ -101,13 +101,16 @@ class MeanCurve:
         ]
 
     def nearest(self, axis: Axis, x: float) -> tuple[float, Point] | None:
-        """Mean of the runs' points nearest to x, with the x of the first run's point; None without values."""
+        """Return (x, point): the mean of the runs' values nearest to `x` on `axis`, with the x of the first run's
+        value. None without values.
+        """
         nearby = [near for one in self._curves if (near := one.nearest(axis, x)) is not None]
         point = _mean([point.mean for _, point in nearby])
         return (nearby[0][0], point) if point is not None else None
 
 
 def _mean(values: Iterable[float | None]) -> Point | None:
+    """Return the mean of the values with its 95 % confidence interval as low and high; None if all are None."""
     band = groups.band([value for value in values if value is not None])
     if band is None:
         return None
@@ -116,8 +119,8 @@ def _mean(values: Iterable[float | None]) -> Point | None:
 
 
 def _filled(points: Sequence[Point | None]) -> list[float | None]:
-    """Means of the points, interpolated linearly between neighbours, since evaluations of different seeds may lie in
-    different columns.
+    """Return the points' means with gaps interpolated linearly, since evaluations of different seeds may lie in
+    different columns. None before the first and after the last point.
     """
     values: list[float | None] = [None if point is None else point.mean for point in points]
     for before, after in pairwise([index for index, value in enumerate(values) if value is not None]):
@@ -127,9 +130,7 @@ def _filled(points: Sequence[Point | None]) -> list[float | None]:
 
 
 class GroupFeed:
-    """`monitor.data.snapshot.Source` of a group, for use as an overlay: it has the mean curves and sends no
-    requests.
-    """
+    """Source of a group's mean curves, to be drawn over a run's (`monitor.data.snapshot.Source`). Sends no requests."""
 
     readonly = True
 
@@ -140,7 +141,7 @@ class GroupFeed:
         self._published = Snapshot(0, RunFacts(group.id, group.id.rpartition("-")[2], str(group.path)), "finished")
 
     def snapshot(self) -> Snapshot:
-        """Newest snapshot; the same object as long as nothing changes."""
+        """Return the group's newest snapshot; the same object as long as no run changes."""
         if time.monotonic() - self._joined_s >= _JOIN_S:
             self._join()
         snapshots = tuple(feed.snapshot() for feed in self._feeds.values())
@@ -162,7 +163,7 @@ class GroupFeed:
         return self._published
 
     def _join(self) -> None:
-        """Start reading the runs that have begun since the last call."""
+        """Start feeds for those runs of the group that have begun since the last call."""
         self._joined_s = time.monotonic()
         if len(self._feeds) < len(self._group.members):
             self._group = groups.load(self._group.path) or self._group
@@ -172,7 +173,7 @@ class GroupFeed:
                     self._feeds[seed].set_poll_interval(self._interval_s)
 
     def set_poll_interval(self, interval_s: float) -> None:
-        """Ignore the interval: once a second is enough for an overlay."""
+        """Ignore the interval (seconds): a group is read once a second, which is enough for an overlay."""
 
     def request(self, verb: Any) -> None:
         """Ignore a request: several runs have no common trainer."""

@@ -30,7 +30,7 @@ _ORDER: Final[dict[Level, int]] = {"bad": 0, "warn": 1, "ok": 2}
 
 
 class HealthContext(NamedTuple):
-    """Facts about a run, apart from recent metric values, on which the health rules depend. None or empty: unknown."""
+    """Facts about a run, other than recent metric values, on which the health rules depend. None or empty: unknown."""
 
     share: float | None = None  # fraction of the steps done
     iterations: float = 0.0
@@ -50,8 +50,8 @@ class HealthContext(NamedTuple):
         return self.share >= SETTLED_SHARE if self.share is not None else self.iterations >= _SETTLED_ITERATIONS
 
     @property
-    def lost(self) -> float:
-        """Share of the gain since the start of the run by which the newest evaluation is below the best one; 0 without
+    def lost_share(self) -> float:
+        """Share of the gain in evaluation return, first to best, that the newest evaluation has lost; 0 without
         evaluations.
         """
         if self.evaluation is None:
@@ -66,9 +66,9 @@ class HealthContext(NamedTuple):
 
     @property
     def at_its_best(self) -> bool:
-        """Whether the newest evaluation has reached the target or is close to the best one."""
+        """Whether the newest evaluation has reached the target or lost less than 2 % of the gain so far."""
         return self.at_target or (
-            self.evaluation is not None and self.evaluation[1] > self.evaluation[0] and self.lost < _NEXT_TO_BEST
+            self.evaluation is not None and self.evaluation[1] > self.evaluation[0] and self.lost_share < _NEXT_TO_BEST
         )
 
     def has_reached(self, share: float) -> bool:
@@ -77,31 +77,33 @@ class HealthContext(NamedTuple):
         """
         return share <= 0 or (self.share is not None and self.share >= share)
 
-    def reference(self, name: str, rule: Threshold) -> float:
-        """Factor by which a rule's bounds are multiplied: 1, or for a relative rule the metric's usual or highest
-        value; NaN if unknown.
+    def reference_value(self, name: str, rule: Threshold) -> float:
+        """Return the factor by which the bounds of `rule` are multiplied: 1, or for a relative rule the median of
+        metric `name` over the last minute or its highest value; NaN if unknown.
         """
         if not rule.relative_to:
             return 1.0
         factor = (self.medians if rule.relative_to == "minute" else self.highest).get(name, math.nan)
         return factor if factor > 0 else math.nan
 
-    def scheduled(self, rule: Threshold) -> bool:
-        """Whether the metric on which a rule depends (`while_metric`) is large enough for the rule to apply. True for a
+    def dependency_holds(self, rule: Threshold) -> bool:
+        """Whether the metric on which `rule` depends (`while_metric`) is large enough for the rule to apply. True for a
         rule without one.
         """
         highest, newest = self.highest.get(rule.while_metric, 0.0), self.newest.get(rule.while_metric)
         return newest is None or highest <= 0 or newest > rule.while_share * highest
 
     def exemption(self, rule: Threshold) -> str:
-        """Reason why a rule does not apply now; "" if it applies."""
+        """Return the reason why `rule` does not apply at this point of training; "" if it applies."""
         if (rule.unless == "target" and self.at_target) or (rule.unless == "best" and self.at_its_best):
             return "at its best"
         return "" if self.has_reached(rule.after) else "too early to tell"
 
 
 def health_context(data: RunData, system: System | None, step: float | None = None) -> HealthContext:
-    """Context for the health rules at a step (None: now)."""
+    """Collect the facts that the health rules need, at `step` (None: now). `system`: measurements of the machine, if
+    any.
+    """
     timeline, document = data.timeline, data.run.document
     if timeline is None:
         return HealthContext()
@@ -135,13 +137,15 @@ def health_context(data: RunData, system: System | None, step: float | None = No
 
 
 def check(data: RunData, system: System | None, step: float | None = None) -> tuple[Finding, ...]:
-    """Health findings at a step (None: now), from the records of the ten seconds before it, at least twenty records."""
+    """Return the health findings at `step` (None: now), from the records of the ten seconds before it, at least twenty
+    records.
+    """
     return findings_now(verdicts(data, system, step), data, step)
 
 
 def verdicts(data: RunData, system: System | None, step: float | None = None) -> Verdicts:
-    """Apply the health rules to the records of the last ten seconds before a step (None: now). Costly; `findings_now`
-    adds the current values.
+    """Apply the health rules to the records of the last ten seconds before `step` (None: now). Costly, so that the feed
+    calls it once a second; `findings_now` turns the outcome into findings with current values.
     """
     timeline = data.timeline
     if timeline is None:
@@ -152,7 +156,9 @@ def verdicts(data: RunData, system: System | None, step: float | None = None) ->
 
 
 def findings_now(verdicts: Verdicts, data: RunData, step: float | None = None) -> tuple[Finding, ...]:
-    """Health findings with the values that header and charts show at the same moment."""
+    """Turn outcomes of the health rules into findings that quote the values shown by header and charts at the same
+    moment. () without records.
+    """
     timeline = data.timeline
     if timeline is None:
         return ()
@@ -166,8 +172,8 @@ def findings(
     context: HealthContext,
     shown: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Finding, ...]:
-    """Health findings from the recent values of each metric, most severe first, then in the order of the metrics.
-    `shown`: values that the header displays.
+    """Return health findings from the recent values of each metric, most severe first, then in the order of the
+    metrics. `shown`: values that the header displays.
     """
     return _findings(_verdicts(recent, specs, context), specs, context, shown)
 
@@ -175,6 +181,7 @@ def findings(
 def _verdicts(
     recent: Mapping[str, Sequence[float]], specs: Mapping[str, MetricSpec], context: HealthContext
 ) -> tuple[_Verdict, ...]:
+    """Apply the health rules of each metric to its recent finite values; metrics without any are left out."""
     values = {name: finite for name, some in recent.items() if (finite := _finite(some))}
     judged = [_apply_rules(specs[name], some, context) for name, some in values.items() if name in specs]
     return tuple(verdict for verdict in judged if verdict is not None)
@@ -183,10 +190,19 @@ def _verdicts(
 def _findings(
     judged: Sequence[_Verdict], specs: Mapping[str, MetricSpec], context: HealthContext, shown: Mapping[str, float]
 ) -> tuple[Finding, ...]:
+    """Turn the metrics' verdicts and the run's other facts into findings, most severe first. `shown`: displayed values
+    by metric.
+    """
     metrics = [_finding(verdict, context, shown.get(verdict.spec.name)) for verdict in judged]
     result = [
         finding
-        for finding in (_finiteness(specs, context), _evaluation(context), *metrics, _gpu(context), _safety(context))
+        for finding in (
+            _finiteness_finding(specs, context),
+            _evaluation_finding(context),
+            *metrics,
+            _gpu_finding(context),
+            _writing_finding(context),
+        )
         if finding is not None
     ]
     if not context.settled:
@@ -203,23 +219,21 @@ def _finite(values: Sequence[float]) -> list[float]:
 
 
 class _Rule(NamedTuple):
-    """Declared threshold of a metric, and the range [low, high) in the metric's unit in which it applies: the
-    threshold's bounds times its reference.
-    """
+    """Threshold of a metric with its bounds in the metric's unit: it applies to values in [low, high)."""
 
     threshold: Threshold
     low: float
     high: float
 
     def holds(self, values: Sequence[float]) -> bool:
-        """Whether enough of the recent values lie within this rule's bounds."""
+        """Whether the required share of the recent `values` (or the newest one) lies within the rule's bounds."""
         if self.threshold.records <= 0:
             return self.low <= values[-1] < self.high
         return sum(self.low <= value < self.high for value in values) >= self.threshold.records * len(values)
 
 
 class _Verdict(NamedTuple):
-    """Outcome of the health rules for one metric: the rule that fired, if any, and the value that decided."""
+    """Outcome of the health rules for one metric: the rule that fired, if any, and the value that was judged."""
 
     spec: MetricSpec
     value: float  # median, or the newest if the rules look at that
@@ -237,20 +251,20 @@ class Verdicts(NamedTuple):
 
 
 def _apply_rules(spec: MetricSpec, values: Sequence[float], context: HealthContext) -> _Verdict | None:
-    """Apply a metric's thresholds to its recent values; the first that holds counts. None if no threshold can be
-    applied yet.
+    """Apply a metric's thresholds to its recent values; the first that holds and is not exempt decides. None if no
+    threshold can be applied yet.
     """
     rules = [
         _rule(threshold, reference)
         for threshold in spec.thresholds
-        if (reference := context.reference(spec.name, threshold)) == reference
+        if (reference := context.reference_value(spec.name, threshold)) == reference
     ]
     if not rules:
         return None
     wanted = [
         rule
         for rule in rules
-        if context.scheduled(rule.threshold)
+        if context.dependency_holds(rule.threshold)
         and (rule.threshold.until >= 1 or not context.has_reached(rule.threshold.until))
     ]
     holding = [rule for rule in wanted if rule.holds(values)]
@@ -261,8 +275,8 @@ def _apply_rules(spec: MetricSpec, values: Sequence[float], context: HealthConte
 
 
 def _finding(verdict: _Verdict, context: HealthContext, shown: float | None) -> Finding:
-    """Finding for a verdict, with the displayed value `shown`. If that value alone would be judged differently, the
-    title adds the median that was judged.
+    """Turn a verdict into a finding that quotes `shown`, the displayed value. If that value alone would be judged
+    differently, the title adds the median that was judged.
     """
     spec, value, fired = verdict.spec, verdict.value, verdict.fired
     format_value = count if spec.kind == "rate" else number
@@ -284,6 +298,7 @@ def _finding(verdict: _Verdict, context: HealthContext, shown: float | None) -> 
 
 
 def _rule(threshold: Threshold, reference: float) -> _Rule:
+    """Return a threshold with its bounds multiplied by `reference`."""
     low, high = threshold.at_least, threshold.below
     return _Rule(
         threshold, -math.inf if low is None else low * reference, math.inf if high is None else high * reference
@@ -291,7 +306,9 @@ def _rule(threshold: Threshold, reference: float) -> _Rule:
 
 
 def _limits(rules: Sequence[_Rule], value: float, format_value: Callable[[float], str]) -> str:
-    """Expected range as text, such as "below 0.02": outside the widest range that a rule objects to."""
+    """Return the expected range as text, such as "below 0.02": the values to which none of the rules objects. "" if the
+    rules set no bound.
+    """
     above = max((rule.high for rule in rules if rule.high < math.inf and value >= rule.low), default=None)
     below = min((rule.low for rule in rules if rule.high == math.inf), default=None)
     if above is not None and below is not None:
@@ -309,7 +326,8 @@ def _limits(rules: Sequence[_Rule], value: float, format_value: Callable[[float]
 # rules of the run
 
 
-def _finiteness(specs: Mapping[str, MetricSpec], context: HealthContext) -> Finding | None:
+def _finiteness_finding(specs: Mapping[str, MetricSpec], context: HealthContext) -> Finding | None:
+    """Return a finding that names metrics with NaN or infinite values; None if there are none."""
     if not context.not_finite:
         return None
     odd = [specs.get(name, MetricSpec(name, name)) for name in context.not_finite[:4]]
@@ -322,11 +340,14 @@ def _finiteness(specs: Mapping[str, MetricSpec], context: HealthContext) -> Find
     )
 
 
-def _evaluation(context: HealthContext) -> Finding | None:
+def _evaluation_finding(context: HealthContext) -> Finding | None:
+    """Return the finding about the newest evaluation, compared with the best one and the target; None without
+    evaluations.
+    """
     if context.evaluation is None:
         return None
     _, best, newest = context.evaluation
-    lost = context.lost
+    lost = context.lost_share
     level: Level = "ok"
     advice = ""
     if lost > _LOST_HALF and context.has_reached(_EARLY):
@@ -353,7 +374,8 @@ def _evaluation(context: HealthContext) -> Finding | None:
     )
 
 
-def _gpu(context: HealthContext) -> Finding | None:
+def _gpu_finding(context: HealthContext) -> Finding | None:
+    """Return the finding about a reduced GPU clock or the GPU's utilisation; None if neither is known."""
     gpu = context.gpu
     if gpu is None:
         return None
@@ -377,7 +399,8 @@ def _gpu(context: HealthContext) -> Finding | None:
     )
 
 
-def _safety(context: HealthContext) -> Finding | None:
+def _writing_finding(context: HealthContext) -> Finding | None:
+    """Return a finding about checkpoints or a history that could not be written; None if all is well."""
     failures = context.checkpoint_failures
     if failures:
         return Finding(

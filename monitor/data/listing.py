@@ -19,14 +19,14 @@ _SETTLED: Final = runs.ENDED | {"unreadable"}
 
 
 class RunListing:
-    """Rows of the run list for the runs in `scope`; those of ended runs are cached."""
+    """Rows of the run list for all runs in `scope`. Caches the rows of ended runs and reads only live ones again."""
 
     def __init__(self, scope: runs.Scope) -> None:
         self._scope = scope
         self._cache: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {}
 
     def rows(self) -> list[RunRow]:
-        """Current row of each run, newest first."""
+        """Return the current row of each run, newest first."""
         rows = []
         cache: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {}
         for run in runs.list_runs(*self._scope):
@@ -42,10 +42,12 @@ class RunListing:
 
 
 def _signature(run: Run) -> tuple[object, ...]:
+    """Return the identities, times and sizes of a run's main files; any change of a file changes it."""
     return tuple(_stamp(run.path / name) for name in _FILES)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return (inode, modification time in ns, size) of a file; None if it cannot be read."""
     try:
         status = os.stat(path, follow_symlinks=False)
     except OSError:
@@ -54,7 +56,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def row(run: Run, described: dict[str, Any]) -> RunRow:
-    """Row of the run list from a run's description (`operant.runs.describe`); "-" for missing values."""
+    """Build a row of the run list from a run's description (`operant.runs.describe`); "-" for missing values."""
     score = described["best_return"] if described["eval_return"] is None else described["eval_return"]
     share, since_s, left_s = described["progress"], described["age_s"], described["eta_s"]
     sps, live = described["sps"], described["state"] in runs.LIVE

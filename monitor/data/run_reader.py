@@ -53,8 +53,8 @@ class LoadedHistory(NamedTuple):
 
 
 def load_history(run: Run, metrics: Sequence[Metric] | None) -> LoadedHistory | None:
-    """Read all records of a run's history; None without a history. `metrics` are those of the metrics file, None if it
-    is unreadable.
+    """Read all records of a run's history into a timeline; None without a history. `metrics`: those of the metrics
+    file, or None to take them from the history.
 
     Takes one second per several hundred thousand records. Never raises because of file contents.
     """
@@ -69,7 +69,7 @@ def load_history(run: Run, metrics: Sequence[Metric] | None) -> LoadedHistory | 
 
 
 class RunReader:
-    """Reads the files of one run. Each `poll` updates the attributes; `collect` returns them as RunData."""
+    """Incremental reader of one run's files. Each `poll` updates the attributes; `collect` returns them as RunData."""
 
     def __init__(self, run: Run) -> None:
         self.notice, self.config = "", ""
@@ -77,7 +77,7 @@ class RunReader:
         self.timeline: Timeline | None = None
         self.log = Tail(run.log_path)
         self.has_checkpoint = False
-        self.wants_history = True  # older records exist: call `load_history`, then `adopt`
+        self.wants_history = True  # older records exist: call `load_history`, then `adopt_history`
         self.events: list[Event] = []  # new in the last poll
         self._follower, self._observed = Follower(run), False
         self._phase: tuple[str | None, float] = (None, 0.0)  # and its start, by this process's clock
@@ -106,34 +106,34 @@ class RunReader:
     # polling
 
     def poll(self, now_s: float) -> None:
-        """Read all files of the run once. `now_s` is a monotonic clock."""
+        """Read what is new in the run's files. `now_s`: seconds of a monotonic clock."""
         follower = self._follower
         if not os.path.isdir(self.run.path):
-            self._lost("the run's folder was deleted")
+            self._report_lost("the run's folder was deleted")
             return
         self.events = []
         follower.poll(now_s)
         self.notice = follower.notice
         if follower.document_time_s is not None:
-            self._take_document(follower.document_time_s, now_s)
+            self._update_from_document(follower.document_time_s, now_s)
         if follower.restarted:
             self._checkpoint_step, self.wants_history = None, True
             self._pace.clear()
         if self.timeline is not None and self.reader is not None and self.timeline.metrics != self.reader.metrics:
             self.timeline = None
-        if self._too_early(follower.assessment, follower.look, now_s):
+        if self._awaits_exit_record(follower.assessment, follower.look, now_s):
             return
         self.observation, self.state, self._observed = follower.look, follower.state, True
         if self.state.word != self._state_since[0]:
             self._state_since = (self.state.word, now_s)
         if self.state.word == "unreadable" and self.timeline is not None:
             self.notice = "the metrics file can no longer be read; showing the last values read"
-        self._take_records()
-        self._take_status(now_s)
+        self._append_new_records()
+        self._update_from_status(now_s)
 
-    def _too_early(self, assessment: Assessment, look: Observation, now_s: float) -> bool:
-        """Whether to wait with the state "crashed": the trainer has just ended, and its waiter writes the cause within
-        milliseconds.
+    def _awaits_exit_record(self, assessment: Assessment, look: Observation, now_s: float) -> bool:
+        """Whether to postpone the state "crashed": the trainer has just ended, and its parent process writes the cause
+        within milliseconds. `now_s`: monotonic clock.
         """
         if assessment.state.word != "crashed" or look.exit is not None:
             self._free_since_s = None
@@ -145,24 +145,28 @@ class RunReader:
 
     @property
     def awaits_exit(self) -> bool:
-        """Whether to poll again soon, since the cause of the run's end is about to be written."""
+        """Whether to poll the run again at once, since the cause of its end is about to be written."""
         return self._free_since_s is not None and self.state.word in LIVE
 
-    def _lost(self, why: str) -> None:
+    def _report_lost(self, why: str) -> None:
+        """Set the state "unreadable" with reason `why`; the last values stay."""
         self.state, self.notice = (
             State("unreadable", why),
             f"{why}; showing the last values read" if self.timeline is not None else "",
         )
         self._follower.forget()
 
-    def _take_document(self, replaced_s: float, now_s: float) -> None:
-        """Update phase and configuration from run.json, which was replaced at `replaced_s` of the wall clock."""
+    def _update_from_document(self, replaced_s: float, now_s: float) -> None:
+        """Update startup phase and configuration after run.json was replaced at `replaced_s` (wall clock); `now_s` is
+        the monotonic clock.
+        """
         phase = runs.text_of(self.run.document, "phase")
         if phase != self._phase[0]:
             self._phase = (phase, now_s - min(max(time.time() - replaced_s, 0.0), 3600.0))
         self.config = _read_text(self.run.config_path)
 
-    def _take_records(self) -> None:
+    def _append_new_records(self) -> None:
+        """Append new records of the metrics file to the timeline, and collect its new events."""
         expected, records = self._follower.next, self._follower.new_records()
         self.events = self._follower.new_events()
         self.notice = self._follower.notice or self.notice
@@ -176,12 +180,14 @@ class RunReader:
             self.timeline.add(records)
 
     def history_loader(self) -> Callable[[], LoadedHistory | None]:
-        """Function that loads the run's history as it is now, to be called in another thread."""
+        """Return a function that loads the run's history, to be called in another thread; its result is for
+        `adopt_history`.
+        """
         return functools.partial(load_history, self.run, None if self.reader is None else self.reader.metrics)
 
-    def adopt(self, past: LoadedHistory) -> None:
-        """Replace the timeline by that of a loaded history, and append the later records of the metrics file's ring
-        buffer.
+    def adopt_history(self, past: LoadedHistory) -> None:
+        """Replace the timeline by one loaded from the run's history, and append the later records of the metrics file's
+        ring buffer.
         """
         if self.reader is not None and past.timeline.metrics != self.reader.metrics:
             self.wants_history = True  # the file was replaced meanwhile
@@ -195,10 +201,11 @@ class RunReader:
         self._checkpoint_step, self._checkpoints_seen = None, False
 
     def frame(self, after: int) -> RawFrame | None:
-        """Newest frame of the agent if its number is greater than `after`; else None."""
+        """Return the newest frame of the agent if its number is greater than `after`; else None."""
         return self._follower.frame(after)
 
-    def _take_status(self, now_s: float) -> None:
+    def _update_from_status(self, now_s: float) -> None:
+        """Update checkpoints and the iteration count from the status block of the metrics file."""
         status = self.observation.status
         if not self._checkpoints_seen and self.timeline is not None and self.timeline.table.last is not None:
             self._checkpoints_seen = True
@@ -220,7 +227,9 @@ class RunReader:
     # results
 
     def collect(self, now_s: float) -> RunData:
-        """Assemble what `poll` last read for `monitor.data.summary`. `now_s`: monotonic clock, for ages and rates."""
+        """Assemble the results of the last `poll` for `monitor.data.summary`. `now_s`: monotonic clock, for ages and
+        rates.
+        """
         header, look = self.header, self.observation
         boot_ns: int = time.clock_gettime_ns(_BOOTTIME)
         same_boot = (
@@ -252,6 +261,7 @@ class RunReader:
         )
 
     def _iterations_per_s(self, now_s: float) -> float | None:
+        """Return iterations per second over the last three seconds; None if too little is known."""
         if len(self._pace) < 2:
             return None
         (first_s, first), (last_s, last) = self._pace[0], self._pace[-1]
@@ -264,8 +274,8 @@ class RunReader:
 
 
 def process_state(document: Mapping[str, Any]) -> str | None:
-    """State letter of the trainer's process in /proc (R, S, D, T, Z ...); None if it is not visible or the PID belongs
-    to another process.
+    """Return the state letter of the trainer's process in /proc (R, S, D, T, Z ...); None if it is not visible or the
+    PID belongs to another process.
     """
     pid, ticks = runs.integer_of(document, "pid"), runs.integer_of(document, "pid_start_ticks")
     if not pid or ticks is None or not runs.is_local(document):
@@ -278,12 +288,14 @@ def process_state(document: Mapping[str, Any]) -> str | None:
 
 
 def _checkpoint_steps(folder: Path) -> list[int]:
+    """Return the steps of the checkpoints in a folder, in ascending order; [] if it cannot be read."""
     with contextlib.suppress(OSError):
         return sorted(int(match[1]) for name in os.listdir(folder) if (match := _CHECKPOINT.fullmatch(name)))
     return []
 
 
 def _read_text(path: Path) -> str:
+    """Return the printable text of a file, at most 128 KiB, without following links; "" if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -70,8 +70,8 @@ class Figure(NamedTuple):
 
 
 class Point(NamedTuple):
-    """One column of a chart: minimum, mean and maximum of a bucket, all finite. `not_finite`: the bucket also held NaN
-    or infinite values.
+    """One column of a chart: minimum, mean and maximum of the values in it, all finite. `not_finite`: there were also
+    NaN or infinite values.
     """
 
     low: float
@@ -81,7 +81,7 @@ class Point(NamedTuple):
 
 
 class Series(Protocol):
-    """Values of one metric over the whole run in bounded memory, resampled at any zoom."""
+    """Values of one metric over the whole run, which can be resampled at any zoom."""
 
     name: str
     label: str
@@ -95,7 +95,7 @@ class Series(Protocol):
 
     @property
     def best(self) -> float | None:
-        """Largest value so far if higher is better; else None."""
+        """Largest value of the metric so far; None without values, or if higher is not better."""
 
     @property
     def trend_per_min(self) -> float | None:
@@ -104,18 +104,19 @@ class Series(Protocol):
         """
 
     def extent(self, axis: Axis) -> tuple[float, float] | None:
-        """First and last x with a value on an axis; None without values."""
+        """Return the range (first x, last x) in which the metric has values on `axis`; None without values."""
 
     def view(
         self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0
     ) -> Sequence[Point | None]:
-        """Resample to `columns` points that cover [first, last]; None for a column without a value.
+        """Resample the metric to `columns` chart points that cover [first, last] of `axis`; None for a column without a
+        value.
 
         `smoothing` in [0, 1) is the weight of an exponential moving average.
         """
 
     def nearest(self, axis: Axis, x: float) -> tuple[float, Point] | None:
-        """Exact x and point of the value nearest to x; None without values."""
+        """Return (x, point) of the recorded value nearest to `x` on `axis`; None without values."""
 
 
 class Mark(NamedTuple):
@@ -128,7 +129,7 @@ class Mark(NamedTuple):
 
 
 class PhaseShare(NamedTuple):
-    """Time of one phase of an iteration, averaged over the newest records."""
+    """Share of one phase (collect, update, ...) in the time of an iteration, averaged over the newest records."""
 
     name: str  # collect, update, evaluate, checkpoint, other
     share: float  # of wall time, 0 to 1
@@ -197,7 +198,7 @@ class Frame(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """Final state of a run in a sentence, the end of the log of a failed one, results, and the next commands."""
+    """Summary of an ended run: a sentence, the end of the log of a failed one, results, and the next commands."""
 
     sentence: str  # "killed by SIGKILL", "all steps done in 0:02:41"
     traceback: tuple[str, ...] = ()  # end of the log, for failed, diverged, crashed
@@ -211,7 +212,7 @@ class Ending(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """All that the screen shows of one run at one moment. Immutable."""
+    """Everything that the screen shows of one run at one moment. Immutable."""
 
     version: int  # increases with every change
     run: RunFacts
@@ -243,17 +244,17 @@ class Snapshot(NamedTuple):
 
     @property
     def live(self) -> bool:
-        """Whether a trainer works on the run."""
+        """Whether a trainer process is working on the run."""
         return self.state in LIVE
 
     @property
     def ended(self) -> bool:
-        """Whether the run has ended, in whatever way."""
+        """Whether the run has ended, successfully or not."""
         return self.state in ENDED
 
 
 class RunRow(NamedTuple):
-    """One row of the run list, as text."""
+    """One row of the run list; all cells are text."""
 
     id: str
     path: str
@@ -267,14 +268,14 @@ class RunRow(NamedTuple):
 
 
 class Source(Protocol):
-    """Provider of snapshots: a live feed, a group, or a fake of tests. All methods return at once; none raises for a
-    file's content.
+    """Provider of snapshots for the screen: a live feed, a group, or a test's fake. All methods return at once; none
+    raises because of a file's content.
     """
 
     readonly: bool
 
     def snapshot(self) -> Snapshot:
-        """Newest snapshot; the same object as long as nothing changes."""
+        """Return the newest snapshot; the same object as long as nothing changes."""
 
     def request(self, verb: Literal["stop", "pause", "unpause", "checkpoint"]) -> None:
         """Send a request to the trainer. The result appears in the log and in the state."""
@@ -288,22 +289,22 @@ class Source(Protocol):
         """Set the interval in seconds at which the screen takes snapshots; files need not be read more often."""
 
     def seek(self, step: float | None) -> None:
-        """Show figures, progress, phases and health as of a step; None: as of now. Curves, marks and log stay
-        complete.
+        """Make `snapshot` show figures, progress, phases and health at an earlier `step`; None: at the newest record.
+        Curves, marks and log stay complete.
         """
 
     def close(self) -> None:
-        """Stop reading and release the files."""
+        """Stop reading the run and release its files."""
 
 
 class RunCatalog(Protocol):
-    """Runs that the user can open, and what can be drawn over them."""
+    """List of the runs that the user can open, and of the groups and runs that can be drawn over them."""
 
     def rows(self) -> Sequence[RunRow]:
-        """Rows of all runs, newest first."""
+        """Return the rows of all runs, newest first."""
 
     def overlays(self) -> Sequence[RunRow]:
-        """Rows of all that can be drawn over a run's curves: groups, then runs."""
+        """Return the rows of everything that can be drawn over a run's curves: groups, then runs."""
 
     def open(self, path: str) -> Source:
-        """Source for the run or group in the folder `path`. Raises OperantError."""
+        """Return the source of snapshots for the run or group in the folder `path`. Raises OperantError."""

@@ -45,7 +45,7 @@ _PROCESS_STATES: Final = {
 
 
 class RunData(NamedTuple):
-    """Data of a run at one moment, as the feed has collected it. Ages in seconds; None: unknown."""
+    """Everything the feed knows about a run at one moment. Ages in seconds; None: unknown."""
 
     run: Run
     state: State
@@ -67,7 +67,7 @@ class RunData(NamedTuple):
 
 
 def facts(run: Run, header: Header | None, now_s: float) -> RunFacts:
-    """Identity and configuration of the run. `now_s` is the wall clock."""
+    """Return the identity and configuration of a run for the header. `now_s` is the wall clock."""
     document = run.document
     created_ns = integer_of(document, "created_realtime_ns")
     return RunFacts(
@@ -90,7 +90,9 @@ def facts(run: Run, header: Header | None, now_s: float) -> RunFacts:
 
 
 def clock(moment_s: float, now_s: float) -> str | None:
-    """Local wall time of a moment: hh:mm:ss within half a day of now, else date and time; None if out of range."""
+    """Format a Unix time as local text: hh:mm:ss within half a day of `now_s`, else date and time; None if out of
+    range.
+    """
     try:
         return time.strftime(
             "%H:%M:%S" if abs(now_s - moment_s) < 43200 else "%Y-%m-%d %H:%M", time.localtime(moment_s)
@@ -104,8 +106,8 @@ def clock(moment_s: float, now_s: float) -> str | None:
 
 
 def progress(known: RunData) -> Progress:
-    """Current progress of the run. Ages are rounded down: to 1 s (10 s once the run has ended), from one minute on to
-    minutes, from one hour on to hours.
+    """Return the run's current progress. Ages are rounded down: to 1 s (10 s once the run has ended), from one minute
+    on to minutes, from one hour on to hours.
     """
     look, document, timeline = known.look, known.run.document, known.timeline
     live = known.state.word in LIVE
@@ -123,7 +125,7 @@ def progress(known: RunData) -> Progress:
         iterations_per_s=known.iterations_per_s if moving else None,
         up_s=None if (up_s := _duration_s(known) if known.state.ended else known.up_s) is None else float(int(up_s)),
         eta_s=eta_s,
-        done_at=None if eta_s is None else _moment(known.now_s, eta_s),
+        done_at=None if eta_s is None else _finish_time(known.now_s, eta_s),
         checkpoint_step=None if status is None else status.last_checkpoint_step,
         unsaved_s=_rounded_age(look.unsaved_s, seconds=True),
         record_age_s=_rounded_age(look.record_age_s, seconds=live),
@@ -131,7 +133,7 @@ def progress(known: RunData) -> Progress:
 
 
 def progress_at(known: RunData, step: float) -> Progress:
-    """Progress of the run at an earlier step."""
+    """Return the run's progress at an earlier `step`; the current one if there are no records."""
     position = known.timeline.table.position(step) if known.timeline is not None else None
     marks = known.timeline.marks if known.timeline is not None else ()
     saved = [mark.step for mark in marks if mark.kind == "checkpoint" and mark.step <= step]
@@ -156,9 +158,9 @@ def _rounded_age(age_s: float | None, *, seconds: bool) -> float | None:
     return age_s // grain * grain
 
 
-def _moment(now_s: float, ahead_s: float) -> str | None:
-    """Time `ahead_s` seconds from now as local text: the time within a day, the date within a year, else the year. None
-    if out of range.
+def _finish_time(now_s: float, ahead_s: float) -> str | None:
+    """Format the time `ahead_s` seconds from `now_s` as local text: the time within a day, the date within a year, else
+    the year. None if out of range.
     """
     try:
         return time.strftime(
@@ -173,8 +175,8 @@ def _moment(now_s: float, ahead_s: float) -> str | None:
 
 
 def values_shown(timeline: Timeline, specs: Sequence[MetricSpec], step: float | None = None) -> dict[str, float]:
-    """Displayed value of each metric at a step (None: now): the newest value, or for rates the median of the newest
-    records.
+    """Return the displayed value of each metric at `step` (None: now): the newest value, or for rates the median of the
+    newest records. Metrics without a value are left out.
 
     Header, charts and health all use these values.
     """
@@ -192,14 +194,16 @@ def values_shown(timeline: Timeline, specs: Sequence[MetricSpec], step: float | 
 
 
 def evaluations_shown(timeline: Timeline, step: float | None = None) -> tuple[float, float, float] | None:
-    """First, best and newest evaluation (`Timeline.evaluations`), the newest being the value the header shows."""
+    """Return (first, best, newest) evaluation up to `step` (None: now), the newest being the value that the header
+    shows; None without evaluations.
+    """
     evaluations = timeline.evaluations(step)
     values = values_shown(timeline, [timeline.specs[EVALUATION]], step) if evaluations is not None else {}
     return evaluations if evaluations is None else (*evaluations[:2], values.get(EVALUATION, evaluations[2]))
 
 
 def figures(timeline: Timeline, step: float | None = None) -> tuple[Figure, ...]:
-    """Key figures of the header at a step (None: now), for the metrics that declare one."""
+    """Return the header's key figures at `step` (None: now), one for each metric that declares one."""
     specs = [spec for spec in timeline.specs.values() if spec.figure][:_MOST_FIGURES]
     values = values_shown(timeline, specs, step)
     result = []
@@ -220,7 +224,7 @@ def figures(timeline: Timeline, step: float | None = None) -> tuple[Figure, ...]
 
 
 def phases(timeline: Timeline, step: float | None = None) -> tuple[PhaseShare, ...]:
-    """Share of each phase in the wall time of the last ten seconds before a step (None: now); () for a run without
+    """Return each phase's share of the wall time in the ten seconds before `step` (None: now); () for a run without
     phase times.
     """
     window = timeline.table.window(
@@ -251,7 +255,7 @@ def phases(timeline: Timeline, step: float | None = None) -> tuple[PhaseShare, .
 
 
 def cause(known: RunData) -> str | None:
-    """Text shown after the state's word, such as the reason or a duration; None without one."""
+    """Return the text shown after the run's state, such as the reason or a duration; None without one."""
     word, reason = known.state
     if word == "starting":
         spent = "" if known.phase_age_s is None else f" {text.age(known.phase_age_s)}"
@@ -273,12 +277,13 @@ def cause(known: RunData) -> str | None:
 
 
 def _has_error(log_end: Sequence[str]) -> bool:
+    """Whether the log's end holds an `error: ` line or a traceback."""
     return any(line.startswith(("error: ", "Traceback ")) for line in log_end)
 
 
 def _error_line(log_end: Sequence[str]) -> str | None:
-    """Message of the error at the end of the log: its `error: ` line, or the last line of a traceback. None without
-    either.
+    """Return the message of the error at the end of the log: its `error: ` line, or the last line of a traceback. None
+    without either.
     """
     for line in log_end:
         if line.startswith("error: "):
@@ -299,7 +304,7 @@ _SENTENCES: Final = {
 
 
 def ending(known: RunData) -> Ending | None:
-    """Final state of the run and the next commands; None while it lives."""
+    """Summarize an ended run: its final state, results and the next commands. None while it lives."""
     word, reason = known.state
     if not known.state.ended:
         return None
@@ -323,6 +328,7 @@ def ending(known: RunData) -> Ending | None:
 
 
 def _finished(known: RunData) -> str:
+    """Return the sentence for a finished run: target reached or all steps done, and the duration if known."""
     took = _duration_s(known)
     step, steps = progress(known).step, integer_of(known.run.document, "steps")
     early = step is not None and steps is not None and step < steps
@@ -336,7 +342,7 @@ def _finished(known: RunData) -> str:
 
 
 def _crash_remark(known: RunData) -> str:
-    """Remark about the likely cause of a kill from outside; "" if unknown."""
+    """Return a remark about the likely cause of a kill from outside; "" if unknown."""
     exit_ = known.look.exit or {}
     if integer_of(exit_, "signal") == signal.SIGKILL and not integer_of(exit_, "oom_kill"):
         return " (kill -9, a job manager, or a memory limit)"
@@ -346,18 +352,20 @@ def _crash_remark(known: RunData) -> str:
 
 
 def _duration_s(known: RunData) -> float | None:
-    """Duration of an ended run in seconds over all sessions; None if unknown."""
+    """Return the duration of an ended run in seconds over all sessions; None if unknown."""
     last = known.timeline.table.last if known.timeline is not None else None
     known_s = [known.look.took_s, None if last is None else last[1]]
     return max((seconds for seconds in known_s if seconds is not None), default=None)
 
 
 def _latest(known: RunData, metric: str) -> float | None:
+    """Return the newest value of a metric; None without one."""
     curve = known.timeline.table.curves.get(metric) if known.timeline is not None else None
     return None if curve is None else curve.latest
 
 
 def _ending_facts(known: RunData) -> list[str]:
+    """Return an ended run's results as short texts: evaluation, steps, mean speed, last checkpoint."""
     score, facts = _latest(known, EVALUATION), []
     if score is not None:
         facts.append(f"eval {text.number(score)}{target_remark(known.run.document, score)}")
@@ -374,19 +382,22 @@ def _ending_facts(known: RunData) -> list[str]:
         facts.append(
             "no checkpoint"
             if saved is None and not known.has_checkpoint
-            else f"checkpoint at {text.count(saved)} steps{_lost(now)}"
+            else f"checkpoint at {text.count(saved)} steps{_lost_work(now)}"
             if saved is not None
             else ""
         )
     return [fact for fact in facts if fact]
 
 
-def _lost(now: Progress) -> str:
+def _lost_work(now: Progress) -> str:
+    """Return " (AGE of work lost)" if work since the last checkpoint was lost; else ""."""
     return f" ({text.age(now.unsaved_s)} of work lost)" if now.unsaved_s is not None else ""
 
 
 def _mean_sps(known: RunData) -> float | None:
-    """Mean steps per second of wall time, including evaluations and checkpoints; None if unknown."""
+    """Return the mean environment steps per second of wall time, including evaluations and checkpoints; None if
+    unknown.
+    """
     timeline = known.timeline
     extent = timeline.table.extent() if timeline is not None else None
     if extent is None:
@@ -396,6 +407,7 @@ def _mean_sps(known: RunData) -> float | None:
 
 
 def _commands(known: RunData) -> list[str]:
+    """Return the commands that make sense after the run has ended, such as `operant resume 4f2a`."""
     short, word = text.safe(known.run.short), known.state.word
     commands = []
     if known.has_checkpoint:
@@ -406,8 +418,8 @@ def _commands(known: RunData) -> list[str]:
 
 
 def agent_absent(known: RunData, *, wanted: bool, readonly: bool) -> str:
-    """Reason why no frame of the agent is shown; "" if there is no reason. `wanted`: the screen asks for frames;
-    `readonly`: it sends no requests.
+    """Return the reason why no frame of the agent is shown; "" if there is no reason. `wanted`: the screen asks for
+    frames; `readonly`: it sends no requests.
 
     An environment is reported as not drawable only if the run's document says so.
     """

@@ -35,8 +35,8 @@ left out.
 
 
 class Sampler:
-    """Measures the machine of the run given to `follow`, once a second into `latest`. The thread starts with the first
-    live run and ends with `close`.
+    """Thread that measures the machine of the run given to `follow` once a second and puts the result into `latest`. It
+    starts with the first live run and ends with `close`.
     """
 
     def __init__(self, *, period_s: float = _PERIOD_S, first_s: float = _FIRST_S) -> None:
@@ -47,8 +47,8 @@ class Sampler:
         self._thread: threading.Thread | None = None
 
     def follow(self, run: Run, *, live: bool) -> None:
-        """Set the run to measure, with its present document. A run that has ended (not `live`) or trains on another
-        machine is not measured; `latest` is then None.
+        """Set the run whose machine is measured; its document names process and GPU. A run that has ended (not `live`)
+        or trains on another machine is not measured; `latest` is then None.
         """
         if not live or not runs.is_local(run.document):
             self._run = self.latest = None
@@ -63,6 +63,7 @@ class Sampler:
         self._over.set()
 
     def _sample(self) -> None:
+        """Measure once a second until `close`, as the body of the thread."""
         if self._over.wait(self._first_s):
             return
         gpus, process = Gpus(), Process()
@@ -79,7 +80,7 @@ class Sampler:
 
 
 def disk_free(run: Run) -> int | None:
-    """Free bytes for this user on the run's disk, rounded down to 16 MiB; None if unknown."""
+    """Return the bytes that this user can still write on the run's disk, rounded down to 16 MiB; None if unknown."""
     try:
         status = os.statvfs(run.path)
     except OSError:
@@ -88,7 +89,9 @@ def disk_free(run: Run) -> int | None:
 
 
 class Process:
-    """Measures the trainer's process, identified by PID and start time, and the machine it runs on. Needs psutil."""
+    """Meter of the trainer's process, identified by PID and start time, and of its machine. Needs psutil; without it
+    all values are None.
+    """
 
     def __init__(self) -> None:
         try:
@@ -102,10 +105,12 @@ class Process:
         psutil.cpu_percent(None)  # the first call only sets the reference
 
     def sample(self, document: Mapping[str, Any]) -> System:
-        """CPU share of the trainer since the last call, its memory, and the machine's."""
+        """Measure the trainer process named in a run's document: its CPU share since the last call and memory, and the
+        machine's.
+        """
         if self._psutil is None:
             return System()
-        share, resident = self._own(document)
+        share, resident = self._trainer_usage(document)
         return System(
             cpu_share=share,
             memory_bytes=resident,
@@ -113,7 +118,10 @@ class Process:
             machine_memory=round(self._psutil.virtual_memory().percent / 100.0, 2),
         )
 
-    def _own(self, document: Mapping[str, Any]) -> tuple[float | None, int | None]:
+    def _trainer_usage(self, document: Mapping[str, Any]) -> tuple[float | None, int | None]:
+        """Return (CPU share, resident bytes) of the trainer's process; None for what is unknown, such as the share on
+        the first call.
+        """
         pid, ticks = integer_of(document, "pid"), integer_of(document, "pid_start_ticks")
         if not pid or ticks is None or text_of(document, "boot_id") != runs.boot_id() or runs.start_ticks(pid) != ticks:
             self._identity = self._process = None
@@ -131,7 +139,7 @@ class Process:
 
 
 class Gpus:
-    """Measures the GPU that a run trains on, by NVML."""
+    """Meter of the GPU that a run trains on, by NVML."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -139,8 +147,8 @@ class Gpus:
         self._chosen: tuple[tuple[object, ...], Any] | None = None
 
     def sample(self, document: Mapping[str, Any]) -> tuple[Gpu | None, str]:
-        """Measurements of the GPU in the run's document; or None and the reason. (None, "") if the device is not
-        recorded.
+        """Measure the GPU that a run's document names. Returns the figures, or None and the reason; (None, "") if the
+        device is not recorded.
         """
         device = text_of(document, "device")
         if device is None or device == "cpu":
@@ -151,7 +159,7 @@ class Gpus:
             return None, self._absent
         nvml = self._nvml
         try:
-            handle = self._find(document)
+            handle = self._find_handle(document)
         except nvml.NVMLError as error:
             return None, f"GPU figures unavailable ({safe(error, 80)})"
         if handle is None:
@@ -175,9 +183,9 @@ class Gpus:
         self._nvml = pynvml
         return ""
 
-    def _find(self, document: Mapping[str, Any]) -> Any:
-        """NVML handle of the GPU with the UUID in the run's document, else of the one that the trainer's process uses,
-        else of the only one (or the only one with the same name). None if ambiguous.
+    def _find_handle(self, document: Mapping[str, Any]) -> Any:
+        """Return the NVML handle of the GPU with the UUID in the run's document, else of the one that the trainer's
+        process uses, else of the only one (or the only one with the same name). None if ambiguous.
         """
         uuid, pid, name = text_of(document, "gpu_uuid"), integer_of(document, "pid"), text_of(document, "device_name")
         key = (uuid, pid, name)
@@ -207,10 +215,11 @@ class Gpus:
         return chosen
 
     def _figures(self, handle: Any) -> Gpu:
+        """Read a GPU's figures by its NVML handle; None for those it does not support."""
         nvml = self._nvml
 
         def ask(question: Any, *arguments: Any) -> Any:
-            """Call an NVML query about the GPU; None if it does not support it."""
+            """Call an NVML query about the GPU; None if the GPU does not support it."""
             try:
                 return question(handle, *arguments)
             except nvml.NVMLError:
@@ -241,5 +250,5 @@ class Gpus:
 
 
 def _text(answer: str | bytes) -> str:
-    """Text of an answer of NVML, whose older bindings return bytes."""
+    """Return an answer of NVML as text; older bindings return bytes."""
     return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer

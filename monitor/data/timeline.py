@@ -42,7 +42,9 @@ _IDLE_S = 30.0
 
 
 def complete_specs(metrics: Sequence[Metric], specs: Mapping[str, MetricSpec]) -> list[MetricSpec]:
-    """Specification of each metric: as the run declares it, else by defaults from the schema."""
+    """Return the display specification of each metric: the one in `specs`, else defaults from the metrics file's
+    schema.
+    """
     figures = (
         {
             metric.name
@@ -65,6 +67,7 @@ def complete_specs(metrics: Sequence[Metric], specs: Mapping[str, MetricSpec]) -
 
 
 def _column(metric: Metric, spec: MetricSpec) -> Column:
+    """Combine a metric's schema and specification to the properties of its curve."""
     return Column(
         metric.name,
         spec.label,
@@ -78,7 +81,9 @@ def _column(metric: Metric, spec: MetricSpec) -> Column:
 
 
 class _Block(NamedTuple):
-    """Consecutive chunks of a history, merged since a table appends large blocks much faster."""
+    """Consecutive chunks of a run's history merged to one block of columns, since a table appends large blocks much
+    faster.
+    """
 
     session: int
     steps: array[int]
@@ -88,8 +93,8 @@ class _Block(NamedTuple):
 
 
 class Timeline:
-    """Curves and marks of a run, in the order that its metrics declare. Append records in order; those of a resume
-    replace the ones after its checkpoint.
+    """Curves and marks of a run, built by appending its records in order; those of a resumed session replace the ones
+    after its checkpoint.
     """
 
     def __init__(self, metrics: Sequence[Metric], specs: Mapping[str, MetricSpec] = MappingProxyType({})) -> None:
@@ -117,7 +122,7 @@ class Timeline:
     # adding
 
     def add(self, records: Sequence[Record]) -> None:
-        """Append records from the metrics file's ring buffer."""
+        """Append records from the metrics file's ring buffer, in order."""
         for session, some in groupby(records, key=lambda record: record.session):
             part = list(some)
             self.add_columns(
@@ -144,7 +149,7 @@ class Timeline:
         counts = list(map(_count, values[self._counter])) if self._counter is not None else [1.0] * len(steps)
         if session != self._session:
             self._begin_session(session, steps, boottimes_ns, counts, [values[index][0] for index in self._seconds])
-        walls = self._walls(boottimes_ns, values)
+        walls = self._wall_seconds(boottimes_ns, values)
         iterations = array("d", accumulate(counts, initial=self._origin[2]))[1:]
         # a record without iterations repeats the previous one after an evaluation; its phase times are already counted
         if not all(counts):
@@ -154,10 +159,12 @@ class Timeline:
         step_ends = array("d", steps)
         self.table.extend(step_ends, walls, iterations, [values[index] for index in self._shown], begin=self._origin)
         self._origin = (step_ends[-1], walls[-1], iterations[-1])
-        self._note_marks(step_ends, walls, iterations, flags, values)
+        self._add_flag_marks(step_ends, walls, iterations, flags, values)
 
-    def _walls(self, boottimes_ns: Sequence[int], values: Sequence[Sequence[float]]) -> array[float]:
-        """Wall seconds at the end of each record, without idle time."""
+    def _wall_seconds(self, boottimes_ns: Sequence[int], values: Sequence[Sequence[float]]) -> array[float]:
+        """Return the wall time in seconds at the end of each record, without idle time (gaps of more than 30 s that no
+        phase accounts for).
+        """
         zero, before = self._zero_ns, self._before_s
         walls = array("d", [before + (time_ns - zero) / 1e9 for time_ns in boottimes_ns])
         if self._seconds and walls[-1] - self._origin[1] > _IDLE_S:
@@ -181,8 +188,8 @@ class Timeline:
         counts: Sequence[float],
         seconds: Sequence[float],
     ) -> None:
-        """Start a session, the first or a resumed one. The first record of a resumed session begins at its
-        checkpoint.
+        """Start a session, the first or a resumed one, at its first records: `counts` are their iterations, `seconds`
+        the first record's phase times. A resumed session begins at its checkpoint, and later records are removed.
         """
         per = 0.0  # steps per iteration
         if len(steps) > 1 and counts[1] > 0:
@@ -204,15 +211,15 @@ class Timeline:
         self._session = session
 
     def rewind(self, step: float) -> None:
-        """Remove all records and marks after a step."""
+        """Remove all records and marks after `step`."""
         self.table.rewind(step)
         for kind, marks in self._marks.items():
             self._marks[kind] = [mark for mark in marks if mark.step <= step]
         self._sorted_marks = None
 
     def add_chunks(self, chunks: Iterable[Chunk]) -> tuple[int, int]:
-        """Append the records of a history; NaN for metrics that it lacks. Returns session and number of the last one,
-        (0, -1) without records.
+        """Append the records of a run's history; NaN for metrics that it lacks. Returns (session, number) of the last
+        record, (0, -1) without records.
         """
         last = (0, -1)
         block: _Block | None = None
@@ -236,7 +243,7 @@ class Timeline:
     # ------------------------------------------------------------------------------------------------------------------
     # marks
 
-    def _note_marks(
+    def _add_flag_marks(
         self,
         steps: Sequence[float],
         walls: Sequence[float],
@@ -244,6 +251,7 @@ class Timeline:
         flags: Sequence[int],
         values: Sequence[Sequence[float]],
     ) -> None:
+        """Add marks for the records whose `flags` report an evaluation, a checkpoint or a non-finite value."""
         kinds = ((FLAG_EVAL, "eval"), (FLAG_CHECKPOINT, "checkpoint"), (FLAG_NONFINITE, "not_finite"))
         if any(flags):
             for k, bits in enumerate(flags):
@@ -254,6 +262,7 @@ class Timeline:
                     self._flag_pending = False
 
     def _mark(self, kind: str, position: tuple[float, float, float]) -> None:
+        """Add a mark of `kind` at (step, wall seconds, iteration); beyond 512 of a kind every second one is removed."""
         marks = self._marks[kind]
         mark = Mark(kind, *position)  # type: ignore[arg-type]  # one of the four
         if marks and marks[-1] == mark:
@@ -264,7 +273,7 @@ class Timeline:
         self._sorted_marks = None
 
     def add_checkpoint(self, step: int) -> None:
-        """Add a mark for a checkpoint that is known to exist at `step`; not before an existing one."""
+        """Add a mark for a checkpoint that is known to exist at `step`; ignored if a mark at or after it exists."""
         marks = self._marks["checkpoint"]
         if not marks or marks[-1].step < step:
             position = self.table.position(step)
@@ -274,7 +283,7 @@ class Timeline:
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        """All marks, ordered by step; at most 512 of a kind, thinned out."""
+        """All marks of the run, ordered by step; at most 512 of a kind, beyond which every second one is dropped."""
         if self._sorted_marks is None:
             self._sorted_marks = tuple(
                 sorted(
@@ -284,8 +293,8 @@ class Timeline:
         return self._sorted_marks
 
     def evaluations(self, step: float | None = None) -> tuple[float, float, float] | None:
-        """First, best and newest evaluation up to a step (None: of the run); None without evaluations. The first is at
-        most the first training return.
+        """Return (first, best, newest) evaluation return up to `step` (None: of the whole run); None without
+        evaluations. The first is at most the first training return.
         """
         courses = [
             self.table.curves[name].first_best_newest(step)
@@ -312,4 +321,5 @@ class Timeline:
 
 
 def _count(value: float) -> float:
+    """Return an iteration count, or 0 for a value that cannot be one (negative, NaN or huge)."""
     return value if 0.0 <= value < 1e15 else 0.0

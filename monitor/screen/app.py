@@ -80,8 +80,8 @@ class SnapshotChanged(Message):
 
 
 class MonitorApp(App[None]):
-    """Textual app that shows one run, optionally with a second one overlaid, and lets the user choose another. It alone
-    changes `model`.
+    """Textual app that shows one run, optionally with a second run or a group overlaid, and lets the user choose
+    another. Only the app changes `model`.
     """
 
     CSS_PATH = "monitor.tcss"
@@ -153,13 +153,13 @@ class MonitorApp(App[None]):
                 source.close()
 
     async def on_event(self, event: events.Event) -> None:
-        """Sanitize pasted text, since Textual would draw it unchanged."""
+        """Sanitize pasted text before Textual handles it, since Textual would draw it unchanged."""
         await super().on_event(
             events.Paste(safe(event.text, _PASTED_CELLS)) if isinstance(event, events.Paste) else event
         )
 
     def on_resize(self, event: events.Resize) -> None:
-        """Lay out the run view for the terminal's new size. What the terminal shows is unknown after a resize."""
+        """Lay out the run view for the terminal's new size, and treat what the terminal shows as unknown."""
         self.renderer.forget()
         self._update_model(size=(event.size.width, event.size.height))
 
@@ -177,8 +177,8 @@ class MonitorApp(App[None]):
             self.source.set_poll_interval(interval_s)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Textual's line filters without the conversion of ANSI colours, which are not used here. Under NO_COLOR all
-        colours are removed, including greys.
+        """Return Textual's line filters without the conversion of ANSI colours, which are not used here. Under NO_COLOR
+        all colours are removed, including greys.
         """
         filters = [one for one in super().get_line_filters() if not isinstance(one, ANSIToTruecolor)]
         return [_NO_COLOR if isinstance(one, Monochrome) else one for one in filters]
@@ -187,14 +187,16 @@ class MonitorApp(App[None]):
     # the model
 
     def poll_source(self) -> None:
-        """Take the newest snapshots of the run and its overlay, and post `SnapshotChanged` if one is new."""
+        """Fetch the newest snapshots of the run and its overlay, and post `SnapshotChanged` if either is new."""
         if self.source is not None and self.model is not None:
             newest, overlay = self.source.snapshot(), None if self.overlay is None else self.overlay.snapshot()
             if newest is not self.model.newest or overlay is not self.model.overlay:
                 self.post_message(SnapshotChanged(self.source, newest, overlay))
 
     def on_snapshot_changed(self, message: SnapshotChanged) -> None:
-        """Update the model by the new snapshots. The result of a request replaces the message about its key."""
+        """Update the model with new snapshots. A new notice, such as a request's result, replaces the message about the
+        pressed key.
+        """
         if message.source is self.source and self.model is not None:
             changed = message.newest.notice and message.newest.notice != self.model.newest.notice
             self._update_model(
@@ -209,8 +211,8 @@ class MonitorApp(App[None]):
         self._message_timer = self.set_timer(_MESSAGE_S, lambda: self._update_model(message=""))
 
     def action_navigate(self, change: str, first: Any = None, second: Any = None) -> None:
-        """Change the view by the function `change` of `navigation.CHANGES` with up to two arguments, which are explicit
-        because Textual passes none to `*arguments`.
+        """Change the view by the navigation function named `change` (`navigation.CHANGES`) with up to two arguments,
+        which are explicit because Textual passes none to `*arguments`.
         """
         if self.model is not None and self.source is not None:
             view = navigation.CHANGES[change](self.model, *(one for one in (first, second) if one is not None))
@@ -221,11 +223,12 @@ class MonitorApp(App[None]):
             self._update_model(view=view, newest=newest)
 
     def _update_model(self, **changes: Any) -> None:
+        """Replace fields of the model, which redraws the screen. Nothing without a run."""
         if self.model is not None:
             self.model = self.model.with_(**changes)
 
     def _show(self, source: Source) -> None:
-        """Show another run, with a new view that keeps only the visible parts and the smoothing."""
+        """Show the run of `source`, with a new view that keeps only the visible parts and the smoothing."""
         previous = View() if self.model is None else self.model.view
         view = View(
             smoothing=previous.smoothing,
@@ -241,7 +244,7 @@ class MonitorApp(App[None]):
         self.source, self.model = source, first.with_(size=(self.size.width, self.size.height))
 
     def watch_model(self) -> None:
-        """Request frames of the agent while its picture is visible, when the model changes."""
+        """Request frames of the agent if its picture is visible. Called by Textual when the model changes."""
         self.on_agent_picture_resized()
 
     def on_agent_picture_resized(self) -> None:
@@ -278,8 +281,8 @@ class MonitorApp(App[None]):
             self.say("the agent samples its actions" if self.model.view.sampled else "the agent acts greedily")
 
     def action_maximise(self) -> None:
-        """Show the selected chart alone, or all again; for a failed run without a selected chart, its traceback or
-        log.
+        """Show the selected chart alone, or all charts again. For a failed run without a selected chart, show its
+        traceback or log.
         """
         ending = None if self.model is None else self.model.snapshot.ending
         if (
@@ -296,18 +299,20 @@ class MonitorApp(App[None]):
             self.action_navigate("maximise")
 
     def action_step_back(self) -> None:
-        """Undo the last of: shown step, inspection, maximised chart, filter, freeze, page, selection."""
+        """Undo the first of these that is active: shown step, inspection, maximised chart, filter, freeze, page,
+        selection.
+        """
         before = self.model and self.model.view
         self.action_navigate("back")
         if self.model is not None and self.model.frozen is not None and self.model.view == before:
             self.action_freeze()
 
     def action_focus_next(self) -> None:
-        """Select the next chart (Tab, which Textual's screens would handle themselves)."""
+        """Select the next chart. Bound to Tab, which Textual's screens would handle themselves."""
         self.action_navigate("next_chart", 1)
 
     def action_focus_previous(self) -> None:
-        """Select the previous chart (Shift+Tab)."""
+        """Select the previous chart. Bound to Shift+Tab."""
         self.action_navigate("next_chart", -1)
 
     def on_mouse_scroll_up(self) -> None:
@@ -323,7 +328,7 @@ class MonitorApp(App[None]):
         self.action_navigate("choose", message.metric)
 
     def action_filter(self) -> None:
-        """Open the filter bar: for metrics, or on the log page for lines."""
+        """Open the filter bar, which filters metrics, or lines on the log page."""
         from monitor.screen.screens import FilterBar
 
         if self.model is not None and not self.query(FilterBar):
@@ -348,6 +353,7 @@ class MonitorApp(App[None]):
             self._read(self.model.snapshot.run.id, dialog_text.description(self.model.snapshot))
 
     def _read(self, title: str, lines: Sequence[Any], *, width: int = 100, at_end: bool = False) -> None:
+        """Open a dialog that shows lines of text, at most `width` cells wide; `at_end`: scrolled to the end."""
         from monitor.screen.screens import TextScreen
 
         self.push_screen(TextScreen(title, lines, width=width, at_end=at_end))
@@ -356,7 +362,7 @@ class MonitorApp(App[None]):
     # keys: monitor
 
     def action_redraw(self) -> None:
-        """Write every cell of the screen to the terminal again."""
+        """Write every cell of the screen to the terminal again, whatever the terminal shows."""
         self.renderer.forget()
         self.refresh()
 
@@ -371,7 +377,7 @@ class MonitorApp(App[None]):
             self.say(f"copied {self.model.newest.run.id}, if this terminal allows it")
 
     def action_runs(self) -> None:
-        """Open the list of runs, and show the one that the user chooses."""
+        """Open the list of runs, and show the run that the user chooses."""
 
         def opened(source: Source) -> None:
             if self.source is not None:
@@ -396,7 +402,7 @@ class MonitorApp(App[None]):
             self._pick("Overlay", opened, overlays=True)
 
     def _pick(self, title: str, opened: Callable[[Source], None], *, overlays: bool = False) -> None:
-        """Show the list of runs, with `overlays` of groups too, and call `opened` with the source of the chosen one."""
+        """Open the list of runs, with groups if `overlays`, and call `opened` with the source of the chosen one."""
         from monitor.screen.screens import ListScreen
 
         def chosen(row: RunRow | None) -> None:
@@ -433,12 +439,13 @@ class MonitorApp(App[None]):
             self.push_screen(ConfirmScreen(question), partial(self._answered, verb))
 
     def _answered(self, verb: Any, yes: bool | None) -> None:
+        """Send the request `verb` to the trainer if the user confirmed it (`yes`)."""
         if yes and self.source is not None:
             self.source.request(verb)
             self.say(_QUESTIONS[verb][2])
 
     def action_command_palette(self) -> None:
-        """Open Textual's command palette; with ASCII glyphs, with which it cannot be drawn, the help."""
+        """Open Textual's command palette; in ASCII mode, in which it cannot be drawn, the help dialog."""
         if self.ascii_only:
             self.action_help()
         else:

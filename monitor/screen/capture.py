@@ -16,7 +16,7 @@ Drawn = tuple[str, Style | None]
 
 
 def screenshot(app: App[Any], size: tuple[int, int]) -> str:
-    """Run an app without a terminal at a size (columns, lines) until its first frame is complete. Returns the frame's
+    """Run an app without a terminal at `size` (columns, lines) until its first frame is complete. Returns the frame's
     text.
     """
     texts: list[str] = []
@@ -31,12 +31,14 @@ def screenshot(app: App[Any], size: tuple[int, int]) -> str:
 
 
 def text_of(app: App[Any]) -> str:
-    """Text on an app's screen, line by line."""
+    """Return the text on an app's screen, one line per row."""
     return "\n".join("".join(character for character, _ in line).rstrip() for line in cells(app))
 
 
 def cells(app: App[Any]) -> list[list[Drawn]]:
-    """Character and style of every cell on an app's screen, by line. The right half of a wide character is ""."""
+    """Return the character and style of every cell on an app's screen, by line. The right half of a wide character is
+    "".
+    """
     width, height = app.size
     lines: list[list[Drawn]] = [[(" ", None)] * width for _ in range(height)]
     for screen in app.screen_stack:

@@ -21,8 +21,8 @@ _LEGEND = (
 
 
 def help_lines(own: Mapping[str, str], *, readonly: bool = False, width: int = 92) -> list[Line]:
-    """Lines of the help dialog: keys by group, the symbols in charts, and how to redefine keys. `own`: the user's keys
-    by command; `readonly` leaves out requests to the trainer.
+    """Return the lines of the help dialog: keys by group, symbols in charts, and how to redefine keys. `own`: the
+    user's keys by command; `readonly` leaves out requests to the trainer; `width` in cells.
     """
     lines: list[Line] = []
     groups = list(dict.fromkeys(key.group for key in KEYS))
@@ -51,16 +51,17 @@ def help_lines(own: Mapping[str, str], *, readonly: bool = False, width: int = 9
 
 
 def _head(text: str) -> Line:
+    """Return a bold heading line."""
     return (Piece(text, "bright", bold=True),)
 
 
 def traceback(snapshot: Snapshot) -> list[Line]:
-    """Lines of the traceback dialog: the end of a failed run's log."""
+    """Return the lines of the traceback dialog: the end of a failed run's log; [] for any other run."""
     return [(Piece(text, "text"),) for text in (() if snapshot.ending is None else snapshot.ending.traceback)]
 
 
 def description(snapshot: Snapshot) -> list[Line]:
-    """Lines of the description dialog: one for each fact about the run."""
+    """Return the lines of the description dialog: one for each fact about the run, then its newest values."""
     run, now = snapshot.run, snapshot.progress
     glyph, word, style = label_of(snapshot.state)
     facts = [

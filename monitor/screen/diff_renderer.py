@@ -25,8 +25,8 @@ Codes = tuple[str, str, str]  # SGR parameters of attributes, foreground, backgr
 
 
 class DiffRenderer:
-    """Record of what the terminal shows, cell by cell as far as known, from which `shorten` finds what has to be
-    written.
+    """Filter for terminal output that drops whatever would change nothing. It records what the terminal shows, cell by
+    cell as far as known.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class DiffRenderer:
         self._lines.clear()
 
     def shorten(self, data: str) -> str:
-        """Shorter output with the same effect on the terminal as `data`. Data with unknown control sequences are
+        """Return shorter output with the same effect on the terminal as `data`. Data with unknown control sequences are
         returned unchanged, and the terminal's contents are then unknown.
         """
         if data in _SYNCHRONIZED:
@@ -66,8 +66,8 @@ class DiffRenderer:
 
 @functools.lru_cache(512)  # the parts of a screen; each has about 1 kB
 def _parsed(part: str) -> tuple[str, str, list[str]] | None:
-    """Parameters and command of a control sequence, and the text after it as one string per cell; None for a sequence
-    of another kind. Cached, since most repeat.
+    """Parse the part of the output after an escape character: return parameters and command of the control sequence,
+    and the text after it as one string per cell; None for an unknown sequence. Cached, since most repeat.
     """
     match = _DRAWN.fullmatch(part)
     if match is None:
@@ -77,15 +77,15 @@ def _parsed(part: str) -> tuple[str, str, list[str]] | None:
 
 
 class _Line:
-    """One line of the terminal: character and style of each cell, None where unknown."""
+    """Contents of one line of the terminal: character and style of each cell, None where unknown."""
 
     def __init__(self) -> None:
         self.characters: list[str | None] = []
         self.styles: list[str] = []
 
     def write(self, x: int, y: int, new: list[str], sgr: str, pen: _Pen) -> int:
-        """Write `new` characters with the style `sgr` at (x, y), passing only changed cells to the pen. Returns the
-        column after the text.
+        """Store characters with the style `sgr` (parameters of a style sequence) at (x, y), and pass only changed cells
+        to the pen. Returns the column after the text.
         """
         end = x + len(new)
         if (missing := end - len(self.styles)) > 0:
@@ -99,7 +99,7 @@ class _Line:
         return end
 
     def between(self, first: int, last: int, sgr: str) -> str | None:
-        """Text of cells `first` to `last` - 1 if it is known, ASCII, and in the style `sgr`; else None."""
+        """Return the text of cells `first` to `last` - 1 if it is known, ASCII, and in the style `sgr`; else None."""
         known = self.characters[first:last]
         same = all(character and character.isascii() for character in known) and self.styles[first:last] == [sgr] * (
             last - first
@@ -108,7 +108,7 @@ class _Line:
 
 
 class _Pen:
-    """Builds the output that draws single cells, with as few control sequences as possible: it keeps the cursor's
+    """Builder of the output that draws single cells with as few control sequences as possible: it tracks the cursor's
     position and style.
     """
 
@@ -118,7 +118,9 @@ class _Pen:
         self._sgr = ""
 
     def put(self, x: int, y: int, line: _Line) -> None:
-        """Add the cell at (x, y) to the output. The right half of a wide character is drawn with its left half."""
+        """Add the cell at (x, y) of `line` to the output. The right half of a wide character is drawn with its left
+        half.
+        """
         character, sgr = line.characters[x], line.styles[x]
         if not character:
             return
@@ -135,7 +137,7 @@ class _Pen:
         self._x, self._y = (x + 1, y) if len(character) == 1 and cells(character) == 1 else (-1, -1)
 
     def text(self, y: int, x: int, *, moved: bool) -> str:
-        """Output so far, ending with the default style and, if `moved`, with the cursor at (x, y)."""
+        """Return the output so far, ending with the default style and, if `moved`, with the cursor at (x, y)."""
         if not self._out:
             return ""
         if self._sgr:
@@ -147,7 +149,7 @@ class _Pen:
 
 @functools.lru_cache(4096)
 def _style_change(before: str, after: str) -> str:
-    """Shortest control sequence that changes one style to another."""
+    """Return the shortest control sequence that changes style `before` to `after`, both given as SGR parameters."""
     (old_attributes, old_fore, old_back), (attributes, fore, back) = _codes(before), _codes(after)
     parts: list[str] = []
     if attributes != old_attributes:
@@ -164,7 +166,9 @@ def _style_change(before: str, after: str) -> str:
 
 
 def _codes(sgr: str) -> Codes:
-    """Split the parameters of a style sequence into attributes, foreground and background; the last colour counts."""
+    """Split the SGR parameters of a style into attributes, foreground and background; of several colours the last
+    counts.
+    """
     attributes: list[str] = []
     fore = back = ""
     parameters: Sequence[str] = sgr.split(";") if sgr else ()

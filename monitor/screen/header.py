@@ -37,7 +37,9 @@ _LEAST_BAR = 8
 
 
 def header(model: Model, width: int, height: int) -> list[Line]:
-    """First line of the screen: state and run at the left; at the right as many facts as fit, by importance."""
+    """Draw the first line of the screen: state and run at the left; at the right as many facts as fit, by
+    importance.
+    """
     snapshot = model.snapshot
     glyph, word, style = label_of(snapshot.state)
     group, run = model.overlay, snapshot.run
@@ -58,7 +60,7 @@ def header(model: Model, width: int, height: int) -> list[Line]:
 
 
 def _facts(model: Model) -> list[tuple[int, str]]:
-    """Facts about the run for the header line, as (importance, text) in display order."""
+    """Return facts about the run for the header line as (importance, text), in display order."""
     run, progress = model.snapshot.run, model.snapshot.progress
     lanes = f" ×{run.lanes:,}" if run.lanes else ""
     facts = [
@@ -79,7 +81,7 @@ def _facts(model: Model) -> list[tuple[int, str]]:
 
 
 def progress(model: Model, width: int, height: int) -> list[Line]:
-    """Progress line of the screen: a bar that fills the space next to the numbers."""
+    """Draw the progress line of the screen: a bar that fills the space next to the numbers."""
     now = model.snapshot.progress
     if now.step is None:
         return [(Piece(" " + "─" * max(0, width - 2), "border"),)]
@@ -101,8 +103,8 @@ def progress(model: Model, width: int, height: int) -> list[Line]:
 
 
 def figures(model: Model, width: int, height: int) -> list[Line]:
-    """Lines with the key figures, in slots of fixed width, as many as fit in `height` lines. Those that charts and
-    health also show come last.
+    """Draw the key figures in slots of fixed width, as many as fit in `height` lines. Figures that charts and health
+    also show come last.
     """
     figures, progress = model.snapshot.figures, model.snapshot.progress
     first = next((position for position, figure in enumerate(figures, 1) if figure.kind == "rate"), 0)
@@ -124,6 +126,9 @@ def figures(model: Model, width: int, height: int) -> list[Line]:
 
 
 def _slot(figure: Figure, *, detailed: bool = False) -> list[Piece]:
+    """Return the text pieces of one key figure, padded to a fixed width; with `detailed` also its trend and
+    best value.
+    """
     text = figure_text(figure)
     pieces = [
         Piece(f"{figure.label} ", "dim"),
@@ -138,12 +143,12 @@ def _slot(figure: Figure, *, detailed: bool = False) -> list[Piece]:
 
 
 def measured(figure: Figure) -> str:
-    """Format a key figure's value with its unit."""
+    """Format a key figure's value with its unit; "-" without a value."""
     return value(figure.kind, figure.value) + (f" {figure.unit}" if figure.unit and figure.value is not None else "")
 
 
 def message(model: Model, width: int, height: int) -> list[Line]:
-    """Line below the header: the message at the left, the pages at the right."""
+    """Draw the line below the header: the message or view settings at the left, the names of the pages at the right."""
     tabs = _tabs(model)
     left, more = _status(model), " · ".join(_view_settings(model))
     free = width - length(tabs) - 1
@@ -155,6 +160,9 @@ def message(model: Model, width: int, height: int) -> list[Line]:
 
 
 def _status(model: Model) -> list[Piece]:
+    """Return the message at the left of the message line, by priority: key's message, mode, notice, state; [] if there
+    is none.
+    """
     snapshot = model.snapshot
     if model.message:
         return [Piece(model.message, "warn" if model.alarm else "focus")]
@@ -174,7 +182,7 @@ def _status(model: Model) -> list[Piece]:
 
 
 def _view_settings(model: Model) -> list[str]:
-    """Texts of the view's settings that differ from the default."""
+    """Return the texts of those view settings that differ from the default, such as "smoothing 0.9"."""
     view = model.view
     return [
         text
@@ -192,7 +200,7 @@ def _view_settings(model: Model) -> list[str]:
 
 
 def _seeds(model: Model) -> str:
-    """Text about the number of seeds of an overlaid group; "" without one."""
+    """Return a text about the number of seeds of an overlaid group; "" without one."""
     return (
         f", mean and 95 % band of {model.overlay.seeds} seeds"
         if model.overlay is not None and model.overlay.seeds
@@ -201,7 +209,9 @@ def _seeds(model: Model) -> str:
 
 
 def _scroll_hints(model: Model) -> Iterator[tuple[str, bool]]:
-    """Yield for each page that scrolls the visible part with the keys for the rest, and whether to show it."""
+    """Yield, for a page that scrolls, a text with the visible part and the keys for the rest, and whether to
+    show it.
+    """
     looked = model.view
     if looked.page == "charts" and looked.maximised is None and model.names:
         first, shown, every = looked.first_chart, len(model.names), len(matching(model.snapshot.series, looked.filter))
@@ -214,6 +224,9 @@ def _scroll_hints(model: Model) -> Iterator[tuple[str, bool]]:
 
 
 def _tabs(model: Model) -> list[Piece]:
+    """Return the clickable names of the pages, the current one highlighted; only numbers for the others on a narrow
+    screen.
+    """
     pieces = []
     for index, page in enumerate(PAGES, 1):
         current = page == model.view.page
@@ -225,7 +238,9 @@ def _tabs(model: Model) -> list[Piece]:
 
 
 def footer(model: Model, width: int, height: int) -> list[Line]:
-    """Last line of the screen: keys and their commands, as many as fit, clickable. The last one, help, always fits."""
+    """Draw the last line of the screen: keys and their commands, as many as fit, clickable. The last one, help, always
+    fits.
+    """
     parts = [
         [Piece(f" {key} ", "focus", bold=True, action=f"app.{do}"), Piece(f"{word} ", "dim", action=f"app.{do}")]
         for key, word, do in model.footer
@@ -239,7 +254,7 @@ def footer(model: Model, width: int, height: int) -> list[Line]:
 
 
 def compact_lines(model: Model, width: int, height: int) -> list[Line]:
-    """Lines with progress, key figures and health, for a terminal too small for charts (such as 40x10)."""
+    """Draw progress, key figures and health as lines of text, for a terminal too small for charts (such as 40x10)."""
     snapshot = model.snapshot
     lines: list[Line] = []
     if snapshot.ending is not None:

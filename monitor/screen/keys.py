@@ -21,9 +21,7 @@ _LIMIT_BYTES = 65536
 
 
 class Key(NamedTuple):
-    """One command of the screen: its default keys, the action that they run, and its texts in footer and help.
-    `trains`: it sends the trainer a request.
-    """
+    """One command of the monitor: its default keys, the action that they run, and its texts in footer and help."""
 
     id: str  # its name in keys.toml
     keys: str  # Textual's names, separated by commas
@@ -168,8 +166,8 @@ KEYS: Final = (
 
 
 def keymap(path: Path | None = None) -> tuple[dict[str, str], str]:
-    """Keys that the user has redefined, by command, and the problem with the file ("" if there is none). Without a file
-    both are empty. Never raises for the file's content.
+    """Read the user's keys.toml (or `path`): return the redefined keys by command, and the problem with the file ("" if
+    there is none). Without a file both are empty. Never raises for the file's content.
     """
     file_path = path or _default_path()
     if file_path is None:
@@ -185,6 +183,7 @@ def keymap(path: Path | None = None) -> tuple[dict[str, str], str]:
 
 
 def _parsed(raw: bytes, file_path: Path) -> tuple[dict[str, str], str]:
+    """Parse the contents of keys.toml: return the valid keys by command, and the problem ("" if there is none)."""
     import tomli
 
     try:
@@ -203,6 +202,7 @@ def _parsed(raw: bytes, file_path: Path) -> tuple[dict[str, str], str]:
 
 
 def _is_keys(value: object) -> bool:
+    """Whether a value is one to ten names of keys, separated by commas."""
     return (
         isinstance(value, str)
         and re.fullmatch(r"[^\s,]{1,40}(,[^\s,]{1,40}){0,9}", value) is not None
@@ -211,6 +211,7 @@ def _is_keys(value: object) -> bool:
 
 
 def _default_path(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the path of the user's keys.toml; None without a home directory."""
     base = environment.get("XDG_CONFIG_HOME") or ""
     if not os.path.isabs(base):
         base = os.path.expanduser("~/.config")
@@ -218,5 +219,5 @@ def _default_path(environment: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def shown_keys(key: Key, own_keys: Mapping[str, str]) -> str:
-    """Key of a command as displayed: the user's own, else the default."""
+    """Return the key of a command as displayed: the user's own, else the default."""
     return own_keys[key.id].split(",")[0] if key.id in own_keys else key.shown or key.keys.split(",")[0]

@@ -40,13 +40,13 @@ _SENTENCES: Final = {
 
 
 def label_of(state: str) -> tuple[str, str, str]:
-    """Glyph, word in capitals, and style for a state of a run."""
+    """Return glyph, word in capitals, and style token for a state of a run."""
     glyph, style = STATES.get(state, ("?", "bad"))
     return glyph, state.upper().replace("_", " "), style
 
 
 def state_sentence(snapshot: Snapshot) -> str:
-    """Sentence about a run's state; "" while it is running."""
+    """Return a sentence about the run's state; "" while it is running."""
     word = snapshot.state
     if word == "running":
         return ""
@@ -59,7 +59,7 @@ def state_sentence(snapshot: Snapshot) -> str:
 
 
 def remaining(seconds: float | None) -> str:
-    """Format the remaining time in at most eight cells: 0:02:41, 5 d 3 h."""
+    """Format a remaining time in at most eight cells: 0:02:41, 5 d 3 h; "-" for None."""
     if seconds is None or not 360_000 <= seconds < 86_400_000:
         return duration(seconds)
     hours = f" {int(seconds % 86400 // 3600)} h" if seconds < 864_000 else ""

@@ -21,8 +21,8 @@ SIDEBAR_FROM: Final = 100
 
 
 class Plan(NamedTuple):
-    """Layout plan of the screen: size of each part in cells, 0 for a hidden one, REST for one that takes the remaining
-    space.
+    """Layout of the screen: size of each part in cells or lines, 0 for a hidden one, REST for one that takes the
+    remaining space.
     """
 
     figure_lines: int = 0  # lines of key figures
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
 
     @property
     def charts(self) -> int:
-        """Number of charts in this plan."""
+        """Number of charts on the screen, columns x rows."""
         return self.columns * self.rows
 
 
@@ -55,14 +55,14 @@ def is_small(width: int, height: int) -> bool:
 
 
 def inside(width: int, height: int) -> tuple[int, int]:
-    """Width and height within a panel's box; a panel that is too small is drawn without a box."""
+    """Return width and height in cells within a panel's box; a panel that is too small is drawn without a box."""
     return (width - 4, height - 2) if width > 8 and height > 2 else (width, height)
 
 
 @functools.lru_cache(64)
 def plan(width: int, height: int, view: View, *, ending_lines: int = 0) -> Plan:
-    """Layout plan for a terminal size and a view. `ending_lines`: number of lines about how the run ended, shown in
-    place of the agent.
+    """Choose the screen's layout for a terminal of `width` x `height` cells and a view. `ending_lines`: number of lines
+    about how the run ended, shown in place of the agent.
     """
     small = is_small(width, height)
     if small and view.page == "overview" and view.maximised is None:
@@ -94,6 +94,7 @@ def plan(width: int, height: int, view: View, *, ending_lines: int = 0) -> Plan:
 
 
 def _overview(base: Plan, width: int, body: int, view: View, ending_lines: int) -> Plan:
+    """Choose the layout of the overview page with a `body` of that many lines between header and footer."""
     sidebar = (34 if width < 150 else 40) if view.sidebar and width >= SIDEBAR_FROM else 0
     health_line = width < SIDEBAR_FROM
     body -= health_line

@@ -12,8 +12,8 @@ from monitor.screen.model import Model
 
 
 def log(model: Model, width: int, height: int) -> list[Line]:
-    """Lines of the log, newest at the bottom: its end, or on the log page the part scrolled to. Long lines wrap on the
-    log page and are cut elsewhere.
+    """Draw the log's newest lines at the bottom, or on the log page the part scrolled to. Long lines wrap on the log
+    page and are cut elsewhere.
     """
     shown = _matching(model)
     if not shown:
@@ -35,18 +35,18 @@ def log(model: Model, width: int, height: int) -> list[Line]:
 
 
 def log_length(model: Model, width: int) -> int:
-    """Number of screen lines of the whole log on its page."""
+    """Return the number of screen lines of the whole log on the log page, `width` cells wide."""
     return sum(len(_log_lines(line, width, wrap=True)) for line in _matching(model))
 
 
 def _matching(model: Model) -> Sequence[LogLine]:
-    """Log lines that match the filter on the log page, else all."""
+    """Return the log lines that match the filter on the log page; on other pages all."""
     wanted = model.view.filter.lower() if model.view.page == "log" else ""
     return [line for line in model.snapshot.log if wanted in line.text.lower()] if wanted else model.snapshot.log
 
 
 def _log_lines(line: LogLine, width: int, *, wrap: bool = False) -> list[Line]:
-    """Format a log line; with `wrap` as several lines if it is wider than the panel."""
+    """Format a log line for a panel of `width` cells; with `wrap` as several lines if it is wider."""
     style = {"warn": "warn", "bad": "bad"}.get(line.level, "text" if line.is_event else "dim")
     clock = f"{line.clock} " if line.clock else ""
     text = clean(line.text)

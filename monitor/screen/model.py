@@ -14,7 +14,7 @@ from operant.text import count
 
 
 class Frozen(NamedTuple):
-    """The snapshot at which the screen was frozen, and the time of the freeze."""
+    """Snapshot at which the user froze the screen, and the time of the freeze."""
 
     snapshot: Snapshot
     clock: str  # time of the freeze, "14:03:11"
@@ -22,8 +22,8 @@ class Frozen(NamedTuple):
 
 
 class Model(NamedTuple):
-    """All that the screen is drawn from: the run's snapshots, the user's view, and the terminal's size. Immutable;
-    `with_` makes the next one.
+    """Everything that the screen is drawn from: the run's snapshots, the user's view, and the terminal's size.
+    Immutable; `with_` makes the next one.
     """
 
     newest: Snapshot
@@ -39,8 +39,8 @@ class Model(NamedTuple):
     newest_x: float = 0.0  # x of the newest record
 
     def with_(self, **changes: Any) -> Model:
-        """Copy of this model with changed fields and the range of x that follows from them. While the screen is frozen
-        the range stays.
+        """Return a copy of the model with changed fields and the range of x that follows from them. While the screen is
+        frozen the range stays.
         """
         new = self._replace(**changes)
         same = (
@@ -63,18 +63,18 @@ class Model(NamedTuple):
 
     @property
     def snapshot(self) -> Snapshot:
-        """Displayed snapshot: the newest, or that of the frozen screen."""
+        """Displayed snapshot: the newest, or the one at which the screen was frozen."""
         return self.newest if self.frozen is None else self.frozen.snapshot
 
     @property
     def plan(self) -> layout.Plan:
-        """Layout plan for this model."""
+        """Layout of the screen for the terminal's size, the view and the run's ending."""
         ending = self.snapshot.ending
         return layout.plan(*self.size, self.view, ending_lines=0 if ending is None else 4 + len(ending.traceback))
 
     @property
     def names(self) -> list[str]:
-        """Metrics of the visible charts, in display order."""
+        """Names of the metrics whose charts are visible, in display order."""
         series, current = self.snapshot.series, self.view
         if current.maximised is not None and current.maximised in series:
             return [current.maximised]
@@ -88,7 +88,7 @@ class Model(NamedTuple):
 
     @property
     def window(self) -> tuple[float, float] | None:
-        """Range of x that the charts show; None without records."""
+        """Range of x that the charts show, (first, last); None without records."""
         return None if self.whole is None else view.window(self.view, self.whole, self.newest_x)
 
     @property
@@ -98,7 +98,7 @@ class Model(NamedTuple):
 
     @property
     def shown_step(self) -> float | None:
-        """Step at which an ended run is shown, that of a record; None: its end."""
+        """Step at which an ended run is shown, rounded to a record's; None while its end is shown."""
         step = self.snapshot.progress.step
         return None if self.view.at is None else self.view.at if step is None or self.snapshot.at_step is None else step
 
@@ -117,7 +117,7 @@ class Model(NamedTuple):
 
     @property
     def footer(self) -> list[tuple[str, str, str]]:
-        """Commands of the footer as (key, label, action), most important first."""
+        """Commands of the screen's last line as (key, label, action), most important first."""
 
         def shown(key: keys.Key, word: str) -> tuple[str, str, str]:
             return keys.shown_keys(key, self.own_keys), word, key.action

@@ -17,22 +17,24 @@ _TEXTS = ("log", "config")  # pages that scroll
 
 
 def page(model: Model, page: Page) -> View:
-    """Switch to a page of the screen."""
+    """Return the view switched to a page of the screen, at its start."""
     return view.with_page(model.view, page)
 
 
 def axis(model: Model) -> View:
-    """Switch all charts to the next x axis: steps, wall time, iterations."""
+    """Return the view with all charts switched to the next x axis: steps, wall time, iterations."""
     return view.next_axis(model.view)
 
 
 def smooth(model: Model) -> View:
-    """Switch all charts to the next smoothing: none, 0.6, 0.9, 0.99."""
+    """Return the view with all charts switched to the next smoothing: none, 0.6, 0.9, 0.99."""
     return model.view._replace(smoothing=(model.view.smoothing + 1) % len(view.SMOOTHING))
 
 
 def logarithm(model: Model) -> View:
-    """Toggle the y axis of the selected chart, or of all, between linear and logarithmic."""
+    """Return the view with the y axis of the selected chart, or of all charts, toggled between linear and
+    logarithmic.
+    """
     chosen = model.view.maximised or model.chosen
     if chosen is None:
         return model.view._replace(flipped=not model.view.flipped, flipped_one=frozenset())
@@ -40,19 +42,19 @@ def logarithm(model: Model) -> View:
 
 
 def zoom(model: Model, by: int) -> View:
-    """Halve (`by` = 1) or double (-1) the charts' window of x."""
+    """Return the view with the charts' range of x halved (`by` = 1) or doubled (-1)."""
     return view.zoomed(model.view, by, model.whole)._replace(inspected=None)
 
 
 def start(model: Model) -> View:
-    """Go to the start of the run in charts, or of the text on the log and configuration pages."""
+    """Return the view moved to the start of the run in charts, or of the text on the log and configuration pages."""
     if model.view.page in _TEXTS:
         return _scrolled(model, _ALL if model.view.page == "log" else 0)
     return view.to_start(model.view, model.whole)
 
 
 def end(model: Model) -> View:
-    """Go to the end of the run or text, and follow new records or lines."""
+    """Return the view moved to the end of the run or text, where it follows new records or lines."""
     if model.view.at is not None:
         return model.view._replace(at=None)
     if model.view.page in _TEXTS:
@@ -61,41 +63,43 @@ def end(model: Model) -> View:
 
 
 def agent(model: Model) -> View:
-    """Show or hide the agent's picture on the overview."""
+    """Return the view with the agent's picture on the overview shown or hidden."""
     return model.view._replace(agent=not model.view.agent)
 
 
 def greedy(model: Model) -> View:
-    """Switch the shown agent between greedy and sampled actions."""
+    """Return the view with the shown agent switched between greedy and sampled actions."""
     return model.view._replace(sampled=not model.view.sampled)
 
 
 def log(model: Model) -> View:
-    """Show or hide the log below the charts; where it does not fit, switch to its page and back."""
+    """Return the view with the log below the charts shown or hidden; where it does not fit, switched to the log page or
+    back.
+    """
     if model.view.page != "overview" or not (model.plan.bottom and model.size[0] >= layout.SIDEBAR_FROM):
         return page(model, "overview" if model.view.page == "log" else "log")
     return model.view._replace(log=not model.view.log)
 
 
 def bottom(model: Model) -> View:
-    """Show or hide the row with the agent's picture and the log."""
+    """Return the view with the row of agent's picture and log shown or hidden."""
     return model.view._replace(bottom=not model.view.bottom)
 
 
 def sidebar(model: Model) -> View:
-    """Show or hide the sidebar with health, time and machine."""
+    """Return the view with the sidebar (health, time, machine) shown or hidden."""
     return model.view._replace(sidebar=not model.view.sidebar)
 
 
 def maximise(model: Model) -> View:
-    """Show the selected chart (without one the first) alone, or all charts again."""
+    """Return the view with the selected chart (without one the first) alone, or with all charts again."""
     if model.view.maximised is not None:
         return model.view._replace(maximised=None, inspected=None)
     return model.view._replace(maximised=model.chosen or model.names[0]) if model.names else model.view
 
 
 def inspect(model: Model) -> View:
-    """Start or end reading values of the selected chart (without one the first) at a cursor."""
+    """Return the view in which a cursor reads values of the selected chart (without one the first), or ends it."""
     if model.view.inspected is not None or not model.names:
         return model.view._replace(inspected=None)
     chosen = model.chosen or model.names[0]
@@ -103,8 +107,8 @@ def inspect(model: Model) -> View:
 
 
 def move(model: Model, across: int, down: int) -> View:
-    """Handle an arrow key: move the inspection cursor, the shown step of an ended run, the text, or the selected chart.
-    `across` and `down` are -1, 0 or 1.
+    """Return the view after an arrow key: moved inspection cursor, shown step of an ended run, text, or selected chart.
+    `across` (right) and `down` are -1, 0 or 1.
     """
     if model.view.inspected is not None and across:
         return _cursor_moved(model, across)
@@ -116,14 +120,14 @@ def move(model: Model, across: int, down: int) -> View:
 
 
 def wheel(model: Model, down: int) -> View:
-    """Scroll the log or configuration page by `down` notches of the mouse wheel, 3 lines each, negative upwards. Other
-    pages do not scroll.
+    """Return the view with the log or configuration page scrolled by `down` notches of the mouse wheel, 3 lines each,
+    negative upwards. Other pages do not scroll.
     """
     return move(model, 0, down * _WHEEL_LINES) if model.view.page in _TEXTS else model.view
 
 
 def _cursor_moved(model: Model, across: int) -> View:
-    """View with the inspection cursor moved by `across` cells."""
+    """Return the view with the inspection cursor moved by `across` cells to the right."""
     if model.window is None:
         return model.view
     first, last = model.window
@@ -134,7 +138,9 @@ def _cursor_moved(model: Model, across: int) -> View:
 
 
 def _scrubbed(model: Model, across: int) -> View:
-    """View of an ended run with the shown step moved by `across` positions; its last step is the end."""
+    """Return the view of an ended run with the shown step moved by `across` fiftieths of the run; at its last step it
+    shows the end.
+    """
     extents = [extent for one in model.newest.series.values() if (extent := one.extent("step")) is not None]
     if not extents:
         return model.view
@@ -144,14 +150,14 @@ def _scrubbed(model: Model, across: int) -> View:
 
 
 def choose(model: Model, name: str | None) -> View:
-    """Select the chart of metric `name` (None: no change); while inspecting, inspect it."""
+    """Return the view with the chart of metric `name` selected (None: unchanged); an active inspection moves to it."""
     if name is None:
         return model.view
     return model.view._replace(chosen=name, inspected=model.view.inspected and name)
 
 
 def next_chart(model: Model, by: int) -> View:
-    """Select the next (`by` = 1) or previous (-1) chart, cyclically."""
+    """Return the view with the next (`by` = 1) or previous (-1) chart selected, cyclically."""
     names, chosen = model.names, model.chosen
     if not names:
         return model.view
@@ -161,7 +167,7 @@ def next_chart(model: Model, by: int) -> View:
 
 
 def turn_page(model: Model, by: int) -> View:
-    """Go one page down (`by` = 1) or up (-1) in charts, log or configuration."""
+    """Return the view one page further down (`by` = 1) or up (-1) in charts, log or configuration."""
     current = model.view
     if current.page == "charts" and current.maximised is None:
         first = current.first_chart + by * model.plan.charts
@@ -175,8 +181,8 @@ def turn_page(model: Model, by: int) -> View:
 
 
 def _scrolled(model: Model, lines: int) -> View:
-    """View with the text page scrolled by `lines` from the end of the log or the start of the configuration, within its
-    length.
+    """Return the view with the text page scrolled by `lines` from the end of the log or the start of the configuration,
+    within its length.
     """
     width, height = layout.inside(model.size[0], model.plan.body)
     length = model.snapshot.config.count("\n") + 1 if model.view.page == "config" else log_length(model, width)
@@ -184,13 +190,13 @@ def _scrolled(model: Model, lines: int) -> View:
 
 
 def narrow(model: Model, words: str) -> View:
-    """Show only metrics, or on the log page lines, that match the filter `words`."""
+    """Return the view with only metrics, or on the log page lines, that match the filter `words`."""
     return model.view._replace(filter=words.strip()[:80], first_chart=0, scroll=0, maximised=None, inspected=None)
 
 
 def back(model: Model) -> View:
-    """Undo the last of: shown step, inspection, maximised chart, filter, page, selection. While the screen is frozen,
-    the page stays.
+    """Return the view with the first of these undone that is active: shown step, inspection, maximised chart, filter,
+    page, selection. While the screen is frozen, the page stays.
     """
     current = model.view
     if current.at is not None:

@@ -15,7 +15,7 @@ Draw = Callable[[Any, int, int], Sequence[Line]]
 
 
 class Panel(Canvas):
-    """Widget with lines of text that a function computes from the model. With a title it is drawn in a box.
+    """Widget whose lines of text a function computes from the model. With a title it is drawn in a box.
 
     `depends_on` selects the part of the model that the lines depend on; while it is unchanged, they are not computed
     again.
@@ -39,7 +39,7 @@ class Panel(Canvas):
         self._rows_of: dict[Line, Row] = {}  # line -> row of the last drawing
 
     def show(self, model: Any) -> None:
-        """Draw the panel for a model, repainting only cells that changed."""
+        """Draw the panel for `model`, repainting only cells that changed."""
         self._model = model
         panel_input = None if self._depends_on is None else self._depends_on(model)
         if panel_input is None or panel_input != self._last_input:
@@ -48,15 +48,16 @@ class Panel(Canvas):
 
     @property
     def inside(self) -> tuple[int, int]:
-        """Width and height of the area for lines, in cells."""
+        """Width and height in cells of the panel's area for lines, without its box."""
         width, height = self.size
         return (width - 4, height - 2) if self._has_frame(width, height) else (width, height)
 
     def _has_frame(self, width: int, height: int) -> bool:
+        """Whether the panel is drawn in a box: it has a title and enough cells."""
         return bool(self._title) and width > 8 and height > 2
 
     def draw(self, width: int, height: int, palette: Palette) -> Rows:
-        """Rows of cells with the panel's lines, in its box, for a widget of this size."""
+        """Draw the panel's lines, in its box, as `height` rows of `width` cells."""
         if not self._has_frame(width, height):
             return self._filled(width, height, palette)
         title = self._title if isinstance(self._title, str) else "" if self._model is None else self._title(self._model)
@@ -65,7 +66,7 @@ class Panel(Canvas):
         return framed(inside, [(shown, Style())], width, palette)
 
     def _filled(self, width: int, height: int, palette: Palette) -> Rows:
-        """Lines of the panel as exactly `height` rows of `width` cells."""
+        """Compute the panel's lines and return them as exactly `height` rows of `width` cells."""
         ascii_only = not palette.glyphs.braille
         lines = (
             []
@@ -78,6 +79,9 @@ class Panel(Canvas):
 
 
 def _row(line: Line, width: int, *, ascii_only: bool) -> Row:
+    """Convert a line to a row of `width` cells, cut or padded, without control characters; with `ascii_only` in
+    ASCII.
+    """
     fitted = fit([piece._replace(text=clean(piece.text)) for piece in line], width)
     # Convert to ASCII last: cutting adds an ellipsis.
     return row_of(

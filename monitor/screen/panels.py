@@ -26,9 +26,7 @@ from operant.text import count
 
 
 def health(model: Model, width: int, height: int) -> list[Line]:
-    """Lines of the health panel: findings, most severe first, with as much advice and explanation of problems as
-    fits.
-    """
+    """Draw the health panel: findings, most severe first, with as much advice and explanation of problems as fits."""
     if not model.snapshot.health:
         return [(Piece("no records yet", "dim"),)]
     order = sorted(model.snapshot.health, key=lambda finding: ("bad", "warn", "ok").index(finding.level))
@@ -46,7 +44,9 @@ def health(model: Model, width: int, height: int) -> list[Line]:
 
 
 def health_line(model: Model, width: int, height: int) -> list[Line]:
-    """Health in one line: as many problems as fit, most severe first, and the number of findings without a problem."""
+    """Draw the run's health as one line: as many problems as fit, most severe first, and the number of findings without
+    a problem.
+    """
     findings = model.snapshot.health
     if not findings:
         return [(Piece(" health  no records yet", "dim"),)]
@@ -74,7 +74,7 @@ def health_line(model: Model, width: int, height: int) -> list[Line]:
 
 
 def finding_line(finding: Finding, width: int) -> Line:
-    """Line for one health finding: level, value, and the expected range at the right."""
+    """Draw one health finding as a line: level, value, and the expected range at the right if it fits."""
     glyph, style = LEVELS[finding.level]
     left = [Piece(f"{glyph} ", style, bold=True), Piece(finding.title, "text" if finding.level == "ok" else "bright")]
     right = [Piece(f" {finding.wanted}", "dim")] if finding.wanted else []
@@ -82,12 +82,14 @@ def finding_line(finding: Finding, width: int) -> Line:
 
 
 def _advice(finding: Finding, width: int) -> list[Line]:
+    """Return the wrapped lines of a finding's advice; [] for one of level ok."""
     if finding.level == "ok" or not finding.advice:
         return []
     return [(Piece(text, "text"),) for text in wrapped(finding.advice, width, "  ", "  ")]
 
 
 def _explanation(finding: Finding, width: int) -> list[Line]:
+    """Return the wrapped lines of a finding's explanation; [] without one."""
     return (
         [(Piece(text, "dim"),) for text in wrapped(finding.explanation, width, "  ", "  ")]
         if finding.explanation
@@ -96,7 +98,7 @@ def _explanation(finding: Finding, width: int) -> list[Line]:
 
 
 def explained(model: Model, width: int, height: int) -> list[Line]:
-    """Lines of all health findings with advice and explanations if they fit, else as in `health`."""
+    """Draw all health findings with advice and explanations if they fit in `height` lines, else as `health` does."""
     output: list[Line] = []
     for finding in model.snapshot.health:
         output.append(finding_line(finding, width))
@@ -106,7 +108,7 @@ def explained(model: Model, width: int, height: int) -> list[Line]:
 
 
 def time(model: Model, width: int, height: int) -> list[Line]:
-    """Lines of the time panel: time per iteration by phase, as a stacked bar and a line for each phase."""
+    """Draw the time panel: time per iteration by phase, as a stacked bar and a line for each phase."""
     phases = model.snapshot.phases
     if not phases:
         return [(Piece("no records yet", "dim"),)]
@@ -114,13 +116,13 @@ def time(model: Model, width: int, height: int) -> list[Line]:
 
 
 def time_title(model: Model) -> str:
-    """Title of the time panel, with the total time per iteration."""
+    """Return the title of the time panel, with the total time per iteration."""
     total = sum(phase.milliseconds for phase in model.snapshot.phases)
     return f"Time per iteration {bars.milliseconds(total)}" if total else "Time"
 
 
 def machine(model: Model, width: int, height: int) -> list[Line]:
-    """Lines of the machine panel: GPU, trainer's process and machine."""
+    """Draw the machine panel: figures of GPU, trainer's process and machine, or a sentence why there are none."""
     system = model.snapshot.system
     if system is None:
         where = (
@@ -160,6 +162,7 @@ def machine(model: Model, width: int, height: int) -> list[Line]:
 
 
 def _pairs(pairs: list[tuple[str, str]], width: int, style: str = "text") -> Line:
+    """Draw (name, value) pairs side by side in a line of `width` cells."""
     half = width // len(pairs) if len(pairs) > 1 else width
     pieces: list[Piece] = []
     for index, (name, text) in enumerate(pairs):
@@ -171,19 +174,22 @@ def _pairs(pairs: list[tuple[str, str]], width: int, style: str = "text") -> Lin
 
 
 def _share(share: float | None) -> str:
+    """Format a fraction as a percentage of fixed width; "-" for None."""
     return "-" if share is None else f"{100 * share:3.0f} %"
 
 
 def _memory(used: int | None, total: int | None) -> str:
+    """Format used and total bytes in gigabytes, such as "12.3/80 G"; "-" for None."""
     return "-" if used is None else f"{used / 1e9:.1f}/{total / 1e9:.0f} G" if total else f"{used / 1e9:.1f} G"
 
 
 def _bytes(amount: int | None) -> str:
+    """Format a number of bytes, such as "512 MB"; "-" for None."""
     return "-" if amount is None else f"{count(amount)}B"
 
 
 def config(model: Model, width: int, height: int) -> list[Line]:
-    """Lines of config.toml on its page, from the one scrolled to."""
+    """Draw the lines of config.toml on the configuration page, from the one scrolled to."""
     lines = model.snapshot.config.split("\n") if model.snapshot.config else []
     if not lines:
         return [(Piece("no config.toml yet", "dim"),)]
@@ -192,6 +198,7 @@ def config(model: Model, width: int, height: int) -> list[Line]:
 
 
 def _setting(line: str) -> Line:
+    """Colour a line of config.toml: section, comment, or key and value."""
     if line.startswith("["):
         return (Piece(line, "bright", bold=True),)
     if line.lstrip().startswith("#"):
@@ -201,8 +208,8 @@ def _setting(line: str) -> Line:
 
 
 def ending(model: Model, width: int, height: int) -> list[Line]:
-    """Lines about how the run ended: a sentence, next commands, results, and as much of the log's end as fits; [] while
-    it lives.
+    """Draw the lines about how the run ended: a sentence, next commands, results, and as much of the log's end as fits;
+    [] while the run lives.
     """
     ending = model.snapshot.ending
     if ending is None:
@@ -221,7 +228,7 @@ def ending(model: Model, width: int, height: int) -> list[Line]:
 
 
 def empty(model: Model, width: int, height: int) -> list[Line]:
-    """Lines shown in place of the charts if there are none."""
+    """Draw the lines shown in place of the charts if there are none, centered."""
     snapshot = model.snapshot
     if snapshot.series and model.view.filter:
         sentences = [f"no metric matches '{cut(model.view.filter, 40)}'", "esc clears the filter"]
@@ -240,8 +247,8 @@ def empty(model: Model, width: int, height: int) -> list[Line]:
 
 
 def agent_title(snapshot: Snapshot) -> list[tuple[str, Style]]:
-    """Title of the agent's picture as (text, style): "Agent", then the caption and the training step of the shown
-    frame.
+    """Return the title of the agent's picture as (text, style): "Agent", then the caption and the training step of the
+    shown frame.
     """
     pieces = [("Agent", Style("text"))]
     if snapshot.frame is not None:

@@ -32,12 +32,12 @@ _OPTIONAL: Final = (
 
 
 class RunView(Container):
-    """View of one run: all panels and charts of the screen. The app binds its `model`; each panel then repaints only
-    the cells that changed.
+    """Widget that shows one run: all panels and charts of the screen. The app binds its `model`; each panel then
+    repaints only the cells that changed.
     """
 
     class Resized(Message):
-        """Posted when all panels are laid out for a new size."""
+        """Posted when all panels of the run view are laid out for a new size."""
 
     model: reactive[Model | None] = reactive(None, repaint=False)
 
@@ -87,7 +87,7 @@ class RunView(Container):
         self.panels = {panel.id or "": panel for panel in every}
 
     def compose(self) -> ComposeResult:
-        """Create all panels and charts at once; `watch_model` shows, hides and sizes them by the layout plan
+        """Create all panels and charts; `watch_model` shows, hides and sizes them by the layout plan
         (`monitor.screen.layout.Plan`).
         """
         panel = self.panels
@@ -101,7 +101,7 @@ class RunView(Container):
         yield panel["footer"]
 
     def on_mount(self) -> None:
-        """Draw the first model in every panel."""
+        """Draw the first model in every panel of the run view."""
         self.watch_model(self.model)
 
     def on_resize(self) -> None:
@@ -130,6 +130,7 @@ class RunView(Container):
             )
 
     def _lay_out(self, plan: Plan, size: tuple[int, int]) -> None:
+        """Show, hide and size all panels as `plan` says, for a terminal of `size` cells."""
         self._plan, panel = plan, self.panels
         _size(panel["figures"], height=plan.figure_lines)
         _show(panel["progress"], not layout.is_small(*size))
@@ -144,6 +145,7 @@ class RunView(Container):
         _show(self._main, plan.sidebar != REST)
 
     def _chart_context(self, model: Model) -> ChartContext:
+        """Collect the state that all charts share from the model."""
         snapshot, axis = model.snapshot, model.view.axis
         moments = {
             "step": snapshot.progress.step,
@@ -168,6 +170,7 @@ class RunView(Container):
 
 
 def _show(widget: Widget, shown: bool) -> None:
+    """Show or hide a widget; nothing if it already is."""
     if widget.display != shown:
         widget.display = shown
 

@@ -22,7 +22,7 @@ _TEXT_HINTS = ("↑ ↓ pgup pgdn · esc closes", "esc closes")
 
 
 class Listed(NamedTuple):
-    """Rows in the list of runs, its cursor, and the typed search."""
+    """Contents of the list dialog: rows, cursor, typed search, and a sentence (`empty`) for a list without rows."""
 
     rows: Sequence[RunRow]
     cursor: int
@@ -34,8 +34,8 @@ Result = TypeVar("Result")
 
 
 class Dialog(ModalScreen[Result]):
-    """Base of the modal dialogs: a panel of lines in the middle of the screen. It closes once, even if more keys are
-    typed ahead.
+    """Base class of the modal dialogs: a panel of lines in the middle of the screen. It closes once, even if more keys
+    are typed ahead.
     """
 
     def __init__(self, lines: Draw, title: str) -> None:
@@ -69,6 +69,7 @@ class Dialog(ModalScreen[Result]):
         self.call_after_refresh(self.show)
 
     def _fit(self) -> None:
+        """Size the dialog's panel to its content, within the terminal."""
         width, height = self.natural_size()
         self._panel.styles.width = max(1, min(self.app.size.width - 2, width))
         self._panel.styles.height = max(1, min(self.app.size.height - 2, height))
@@ -79,13 +80,13 @@ class Dialog(ModalScreen[Result]):
             self.leave(None)
 
     def leave(self, result: Result | None = None) -> None:
-        """Close the dialog with a result, unless it is closed already."""
+        """Close the dialog with `result` as its answer, unless it is closed already."""
         if self.is_current:
             self.dismiss(result)
 
 
 def _first_fitting(texts: Sequence[str], width: int) -> str:
-    """First of the texts that fits in `width` cells, else the last."""
+    """Return the first of the texts that fits in `width` cells, else the last."""
     return next((text for text in texts if width_of(text) <= width), texts[-1])
 
 
@@ -100,12 +101,13 @@ class ListScreen(Dialog["RunRow | None"]):
         self._search, self._cursor = "", 0
 
     def natural_size(self) -> tuple[int, int]:
-        """Size (cells, lines) with a line for each run."""
+        """Return the size (cells, lines) in which the list dialog shows a line for each run."""
         _, widths = _columns(self._all, 200) if self._all else ([], [])
         return max(60, sum(widths) + 2 * len(widths) + 6), len(self._all) + 6
 
     @property
     def _rows(self) -> list[RunRow]:
+        """Rows of the runs that match the typed search."""
         words = self._search.lower().split()
         return [
             row
@@ -114,14 +116,14 @@ class ListScreen(Dialog["RunRow | None"]):
         ]
 
     def show(self) -> None:
-        """Draw the runs that match the search, with the cursor."""
+        """Draw the runs that match the typed search, with the cursor, into the list dialog."""
         rows = self._rows
         self._cursor = min(max(self._cursor, 0), max(0, len(rows) - 1))
         self._panel.show(Listed(rows, self._cursor, self._search, self._empty))
 
     def on_key(self, event: events.Key) -> None:
-        """Move the cursor by up, down, page keys, home and end; open the run by enter; search by typing; escape clears
-        the search, then closes.
+        """Handle a key in the list of runs: up, down, page keys, home and end move the cursor; enter opens the run;
+        text searches; escape clears the search, then closes.
         """
         event.stop()
         event.prevent_default()
@@ -151,11 +153,14 @@ class ListScreen(Dialog["RunRow | None"]):
 
 
 def _first(cursor: int, count: int, height: int) -> int:
-    """Index of the first visible of `count` rows, with the cursor centered where possible."""
+    """Return the index of the first visible row of a list of `count` rows in `height` lines, with the cursor centered
+    where possible.
+    """
     return max(0, min(cursor - height // 2, count - height))
 
 
 def _list_lines(model: Listed, width: int, height: int) -> list[Line]:
+    """Draw the list dialog: search, titles, rows around the cursor, and a hint about keys."""
     hint = fit([Piece(_first_fitting(_LIST_HINTS, width), "dim")], width)
     search = fit([Piece("/ ", "dim"), Piece(model.search, "bright"), Piece("▏" if width else "", "focus")], width)
     if not model.rows:
@@ -196,11 +201,12 @@ _HEADS = ("state", "run", "eval", "done", "age", "env", "algo", "SPS")
 
 
 def _values(row: RunRow, count: int) -> list[str]:
+    """Return a row's cells in the order of the titles, the first `count`."""
     return [row.state, row.id, row.score, row.progress, row.age, row.env, row.algo, row.sps][:count]
 
 
 def _columns(rows: Sequence[RunRow], width: int) -> tuple[list[str], list[int]]:
-    """Titles of as many columns of the list of runs as fit in `width` cells, and their widths."""
+    """Return the titles of as many columns of the list of runs as fit in `width` cells, and their widths."""
     for count in range(len(_HEADS), 1, -1):
         widths = [max(len(_HEADS[k]), *(width_of(_values(row, count)[k]) for row in rows)) for k in range(count)]
         if sum(widths) + 2 * count <= width - 2:
@@ -209,6 +215,7 @@ def _columns(rows: Sequence[RunRow], width: int) -> tuple[list[str], list[int]]:
 
 
 def _joined(values: Sequence[str], widths: Sequence[int]) -> str:
+    """Join the cells of a row, each padded to the width of its column."""
     return "  ".join(padded(text, cells) for text, cells in zip(values, widths, strict=True))
 
 
@@ -232,22 +239,23 @@ class TextScreen(Dialog[None]):
         self._lines, self._width, self._at = list(lines), width, 10**9 if at_end else 0
 
     def natural_size(self) -> tuple[int, int]:
-        """Size (cells, lines) with all lines of the text."""
+        """Return the size (cells, lines) in which the dialog shows its whole text."""
         return self._width, len(self._lines) + 4
 
     def show(self) -> None:
-        """Draw the text from the line scrolled to."""
+        """Draw the dialog's text from the line scrolled to."""
         height = max(1, min(self.app.size.height - 2, len(self._lines) + 4)) - 4
         self._at = min(max(self._at, 0), max(0, len(self._lines) - height))
         self._panel.show(Scrolled(self._lines, self._at))
 
     def _scroll(self, lines: int) -> None:
+        """Scroll the text by a number of lines, negative upwards."""
         self._at += lines
         self.show()
 
     def on_key(self, event: events.Key) -> None:
-        """Scroll the text by up, down, j, k, page keys, space, home and end; close it by escape, q, enter, ? or d. No
-        other key reaches the screen below.
+        """Handle a key in a text dialog: up, down, j, k, page keys, space, home and end scroll; escape, q, enter, ? and
+        d close it. No other key reaches the screen below.
         """
         event.stop()
         event.prevent_default()
@@ -277,6 +285,7 @@ class TextScreen(Dialog[None]):
 
 
 def _text_lines(model: Scrolled, width: int, height: int) -> list[Line]:
+    """Draw a text dialog: the visible lines, and a hint about keys."""
     rows_height = height - 2
     total, last = len(model.lines), min(len(model.lines), model.first + rows_height)
     position = f"{model.first + 1} to {last} of {total} · " if total > rows_height else ""
@@ -301,8 +310,8 @@ class Question(NamedTuple):
 
 
 class ConfirmScreen(Dialog[bool]):
-    """Dialog that confirms a request to the trainer. Its result is True after y, or Enter unless the question is
-    `strict`; False after n, Escape and q.
+    """Dialog in which the user confirms a request to the trainer. Its result is True after y, or Enter unless the
+    question is `strict`; False after n, Escape and q.
     """
 
     def __init__(self, question: Question) -> None:
@@ -310,15 +319,17 @@ class ConfirmScreen(Dialog[bool]):
         self._question = question
 
     def natural_size(self) -> tuple[int, int]:
-        """Size (cells, lines) of the question's text."""
+        """Return the size (cells, lines) in which the dialog shows the whole question."""
         return max(width_of(self._question.sentence), width_of(self._question.consequence), 38) + 4, 7
 
     def show(self) -> None:
-        """Draw the question and its consequence."""
+        """Draw the confirmation dialog's question and its consequence."""
         self._panel.show(self._question)
 
     def on_key(self, event: events.Key) -> None:
-        """Confirm by y (or Enter unless the question is strict); decline by n, Escape, q and a strict Enter."""
+        """Handle a key in the confirmation dialog: y (or Enter unless the question is strict) confirms; n, Escape, q
+        and a strict Enter decline.
+        """
         event.stop()
         event.prevent_default()
         if event.key == "y" or (event.key == "enter" and not self._question.strict):
@@ -328,6 +339,7 @@ class ConfirmScreen(Dialog[bool]):
 
 
 def _question_lines(model: Question, width: int, height: int) -> list[Line]:
+    """Draw the confirmation dialog: question, consequence and keys."""
     yes = "y" if model.strict else "y or enter"
     keys = (
         Piece(yes, "focus", bold=True),
@@ -368,7 +380,7 @@ class FilterBar(Input):
         self.focus()
 
     def on_input_changed(self) -> None:
-        """Post the filter's text while it is typed."""
+        """Post the filter's text after each key that is typed in the filter bar."""
         if not self._over:
             self.post_message(self.Narrowed(self.value))
 

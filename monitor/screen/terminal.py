@@ -42,13 +42,13 @@ class QuietDriver(LinuxDriver):
         self._suspended = False
 
     def write(self, data: str) -> None:
-        """Write Textual's output in fewer bytes with the same effect."""
+        """Write Textual's output to the terminal in fewer bytes with the same effect."""
         if shorter := self._renderer.shorten(data):
             super().write(shorter)
 
     def _sigtstp_application(self, *_: object) -> None:
-        """Stop the whole process group, as a terminal does at Ctrl+Z: a shell waits for its direct child, such as `uv
-        run`.
+        """Handle Ctrl+Z: stop the whole process group, as a terminal does, since a shell waits for its direct child,
+        such as `uv run`.
         """
         if self._auto_restart:
             self.suspend_application_mode()
@@ -56,8 +56,8 @@ class QuietDriver(LinuxDriver):
         os.kill(0, signal.SIGSTOP)
 
     def _sigcont_application(self, *_: object) -> None:
-        """Take over the terminal again after a stop and redraw it, also after an unannounced SIGSTOP and output of the
-        shell.
+        """Handle SIGCONT: take over the terminal again and redraw it, also after an unannounced SIGSTOP and output of
+        the shell.
         """
         if not self._auto_restart:
             return
@@ -71,6 +71,7 @@ class QuietDriver(LinuxDriver):
         self._suspended = False
 
     def _in_background(self) -> bool:
+        """Whether another process group is in the foreground of the terminal."""
         try:
             return os.tcgetpgrp(self.fileno) != os.getpgrp()
         except OSError:
@@ -89,8 +90,8 @@ class QuietDriver(LinuxDriver):
 
 @contextlib.contextmanager
 def tied_to_terminal(app: App[None]) -> Iterator[None]:
-    """Exit within the block as soon as the terminal closes. SIGHUP and SIGTERM restore the terminal if that takes less
-    than two seconds.
+    """Context manager that exits the app as soon as the terminal closes. SIGHUP and SIGTERM restore the terminal if
+    that takes less than two seconds.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -102,7 +103,7 @@ def tied_to_terminal(app: App[None]) -> Iterator[None]:
 
     previous = {number: signal.signal(number, leave) for number in (signal.SIGHUP, signal.SIGTERM)}
     threading.Thread(
-        target=_exit_with,
+        target=_exit_at_hangup,
         args=(sys.__stdin__.fileno(),) if sys.__stdin__ is not None else (0,),
         name="terminal",
         daemon=True,
@@ -114,9 +115,9 @@ def tied_to_terminal(app: App[None]) -> Iterator[None]:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
-def _exit_with(descriptor: int) -> None:
-    """Wait until the terminal at `descriptor` hangs up, then exit the process at once: the monitor has nothing to
-    save.
+def _exit_at_hangup(descriptor: int) -> None:
+    """Wait until the terminal at `descriptor` hangs up, then exit the process at once: the monitor has nothing
+    to save.
     """
     waiting = select.poll()
     waiting.register(descriptor, 0)  # hang-up and error are always reported

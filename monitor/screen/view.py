@@ -29,8 +29,8 @@ class TitleValues(NamedTuple):
 
 
 class View(NamedTuple):
-    """The user's settings of the screen: page, axis, window, selected chart, visible parts. They never reach a trainer,
-    except a request for frames.
+    """Settings of the screen that the user can change: page, axis, window, selected chart, visible parts. None of them
+    reaches a trainer, except by a request for frames.
     """
 
     page: Page = "overview"
@@ -60,25 +60,25 @@ class View(NamedTuple):
         return SMOOTHING[self.smoothing]
 
     def log_axis(self, name: str, hint: bool) -> bool:
-        """Whether a metric's y axis is logarithmic; `hint`: its default."""
+        """Whether the y axis of metric `name` is logarithmic. `hint`: the metric's default."""
         return hint ^ self.flipped ^ (name in self.flipped_one)
 
 
 def with_page(view: View, page: Page) -> View:
-    """View switched to a page, at its start."""
+    """Return the view switched to a page, at its start."""
     return view._replace(page=page, maximised=None, inspected=None, scroll=0, first_chart=0)
 
 
 def next_axis(view: View) -> View:
-    """View with the next x axis (steps, wall time, iterations) and the whole range, since a window belongs to one
-    axis.
+    """Return the view with the next x axis (steps, wall time, iterations) and the whole range, since a window belongs
+    to one axis.
     """
     return view._replace(axis=AXES[(AXES.index(view.axis) + 1) % len(AXES)], zoom=0, end=None, inspected=None)
 
 
 def zoomed(view: View, by: int, whole: tuple[float, float] | None) -> View:
-    """View with the window of x halved `by` times, doubled if negative. A window that follows new records keeps
-    following; any other keeps its center.
+    """Return the view with the range of x halved `by` times, doubled if negative; `whole`: range of the run. A window
+    that follows new records keeps following; any other keeps its center.
     """
     zoom = min(max(view.zoom + by, 0), _ZOOM_MOST)
     if view.end is None or whole is None or zoom == 0:
@@ -90,7 +90,9 @@ def zoomed(view: View, by: int, whole: tuple[float, float] | None) -> View:
 
 
 def to_start(view: View, whole: tuple[float, float] | None) -> View:
-    """View with the window of x at the start of the run; without zoom at its first half."""
+    """Return the view with the range of x at the start of the run, without zoom its first half. `whole`: range of the
+    run; None: unchanged.
+    """
     if whole is None:
         return view
     zoom = view.zoom or 1
@@ -98,14 +100,14 @@ def to_start(view: View, whole: tuple[float, float] | None) -> View:
 
 
 def following(view: View) -> View:
-    """View whose window follows the newest record; if it did already, the whole run."""
+    """Return the view whose range of x follows the newest record; if it did already, the whole run."""
     return view._replace(zoom=0 if view.end is None else view.zoom, end=None)
 
 
 def whole_window(
     series: Iterable[Series], axis: Axis, previous: tuple[float, float] | None
 ) -> tuple[float, float] | None:
-    """Range of x of all series, which grows in jumps from `previous`; None without values."""
+    """Return the range of x of all series on `axis`, which grows in jumps from `previous`; None without values."""
     extents = [extent for one in series if (extent := one.extent(axis)) is not None]
     if not extents:
         return None
@@ -113,7 +115,7 @@ def whole_window(
 
 
 def window(view: View, whole: tuple[float, float], newest: float) -> tuple[float, float]:
-    """Range of x that charts show. `whole`: range of the run; `newest`: x of its newest record."""
+    """Return the range of x that the charts show. `whole`: range of the run; `newest`: x of its newest record."""
     if view.zoom == 0:
         return whole
     length = (whole[1] - whole[0]) / 2**view.zoom
@@ -125,21 +127,21 @@ def window(view: View, whole: tuple[float, float], newest: float) -> tuple[float
 
 
 def matching(series: Iterable[str], pattern: str = "") -> list[str]:
-    """Metrics whose name matches a filter (`matches`), in order."""
+    """Return the names in `series` that match the filter `pattern` (see `matches`), in order."""
     return [name for name in series if matches(name, pattern)]
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a name contains one of the filter's words, ignoring case. Words may hold the wildcards `*`, `?` and
-    `[...]`; an empty filter matches all.
+    """Whether a metric's name contains one of the words in `pattern`, ignoring case. Words may hold the wildcards `*`,
+    `?` and `[...]`; an empty pattern matches all.
     """
     words = pattern.lower().split()
     return not words or any(word in name.lower() or fnmatch.fnmatchcase(name.lower(), f"*{word}*") for word in words)
 
 
 def neighbour(names: Sequence[str], current: str | None, across: int, down: int, columns: int) -> str | None:
-    """Chart next to `current` in a grid of `columns`, `across` and `down` from it; `current` itself at the edge. None
-    without charts.
+    """Return the chart `across` columns to the right and `down` rows below `current` in a grid of `columns`; `current`
+    itself at the edge, the first chart if it is not in `names`, None without charts.
     """
     if not names:
         return None
