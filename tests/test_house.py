@@ -91,7 +91,7 @@ def own_imports(name: str) -> frozenset[str]:
 # IMPORTS GO ONE WAY
 
 ROOT = {"errors", "text", "settings", "old_names"}
-LEARNING = {"compute", "host", "envs", "worlds", "nn", "data", "kernels"}
+LEARNING = {"compute", "host", "physics", "envs", "worlds", "nn", "data", "kernels"}
 TRAINING = LEARNING | {"runs", "config", "algos", "training"}
 RANKS: dict[str, set[str]] = {
     "errors": set(),
@@ -101,8 +101,9 @@ RANKS: dict[str, set[str]] = {
     "runs": ROOT,
     "compute": ROOT,
     "host": ROOT | {"compute.user_file"},
-    "envs": ROOT | {"compute", "host"},
-    "worlds": ROOT | {"compute", "envs", "host"},
+    "physics": ROOT | {"compute"},
+    "envs": ROOT | {"compute", "host", "physics"},
+    "worlds": ROOT | {"compute", "envs", "host", "physics"},
     "gym": {"worlds"},
     "nn": ROOT | {"compute", "envs"},
     "data": ROOT | {"compute", "envs", "nn", "worlds"},
