@@ -215,7 +215,7 @@ def parts(repeats: int) -> Iterator[str]:
                 "step": lambda p=ppo, s=slot: p.world.step(s, 1),
                 "bootstrap": lambda f=learner: f.bootstrap(True),
                 "uniforms": lambda p=ppo: p.world.noise(p.collector.noise),
-                "advantages": lambda p=ppo: p.estimate_advantages(),
+                "advantages": lambda p=ppo: p.backend.estimate_advantages(),
                 "begin": lambda f=learner: f.begin(),
                 "order": lambda p=ppo: p.minibatches.shuffle(),
                 "gradient": lambda f=learner: f.backward(1),

@@ -137,10 +137,10 @@ def prepared(ppo: PPO, seed: int = 5) -> None:
     ppo.policy.flat.values.data.add_(0.1 * noise(ppo.policy.flat.values))
     ppo.collect()
     if ppo.policy.normalizer is not None:  # which so far tell nothing of what is seen
-        ppo.update_normalizers()
+        ppo.backend.update_normalizers()
         ppo.collector.carry_on()
         ppo.collect()
-    ppo.estimate_advantages()
+    ppo.backend.estimate_advantages()
     ppo.experience.advantage.copy_(noise(ppo.experience.advantage) + 2.0 * (ppo.experience.raw[:, 0] > 0))
     ppo.experience.log_probability.add_(0.2 * noise(ppo.experience.log_probability))
     ppo.experience.returns.copy_(ppo.experience.value[:-1] + 1.0 + noise(ppo.experience.returns))

@@ -1,22 +1,24 @@
-"""The protocol of an algorithm, the declaration of its metrics, and a base class for algorithms with a replay.
+"""The protocol of an algorithm, the declaration of its metrics, and two base classes: `OnPolicy` for algorithms that
+learn from a rollout, `OffPolicy` for those that learn from a replay.
 
 The training loop, evaluation, play and the tools use an algorithm through `Algorithm`. An algorithm is a file, or a
-package if it has kernels: in `operant/algos/` it ends in `ALGO = ItsClass`; a user's is
-`algo.name = "a2c.py:A2C"`. `OffPolicy` is the base of SAC, TD3 and DQN. PPO and PQN share `operant.data.on_policy`.
+package if it has kernels: in `operant/algos/` it ends in `ALGO = ItsClass`; a user's is `algo.name = "a2c.py:A2C"`.
+`OnPolicy` is the base of PPO and PQN, `OffPolicy` that of SAC, TD3 and DQN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from operant.compute.graphs import Graphed
-from operant.data import Cycle
+from operant.data import Collector, Cycle, Experience, Layout, OnPolicyBackend, OnPolicyCycle
 from operant.envs import Env
-from operant.nn import SOLO, Actor, Exchange, RunningNormalizer
+from operant.nn import SOLO, Actor, Adam, Exchange, RunningNormalizer
 from operant.runs.metrics import MetricSpec as MetricSpec
 from operant.runs.metrics import Threshold as Threshold  # re-exported with MetricSpec, for algorithms
 from operant.settings import Section
@@ -114,14 +116,32 @@ def metric(name: str, label: str = "", **fields: Any) -> Any:
     return MetricSpec(name, label, **fields)
 
 
-def metric_specs(stats: type, **changed: dict[str, Any]) -> tuple[MetricSpec, ...]:
+def metric_specs(
+    stats: type, details: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), **changed: Mapping[str, Any]
+) -> tuple[MetricSpec, ...]:
     """Return the MetricSpec of each metric of a `Stats` class, in the order of its fields.
 
-    `changed` replaces attributes of some specs by the field's name, where they depend on the environment:
-    `metric_specs(Stats, entropy={"thresholds": (...)})`.
+    `details` gives more attributes of some specs by the field's name, such as thresholds and explanation, which an
+    algorithm's file keeps below the algorithm. `changed` does so for those that depend on the environment:
+    `metric_specs(Stats, DETAILS, entropy={"thresholds": (...)})`.
     """
     defaults: dict[str, MetricSpec] = stats._field_defaults  # type: ignore[attr-defined]
-    return tuple(spec._replace(**changed.get(name, {})) for name, spec in defaults.items() if spec is not NOT_FINITE)
+    assert {*details, *changed} <= set(defaults), f"no fields of Stats: { ({*details, *changed} - set(defaults)) }"
+    return tuple(
+        spec._replace(**details.get(name, {}))._replace(**changed.get(name, {}))
+        for name, spec in defaults.items()
+        if spec is not NOT_FINITE
+    )
+
+
+def jumps(advice: str) -> tuple[Threshold, ...]:
+    """Warn with `advice` when a metric is ten times the median of its last minute."""
+    return (Threshold("warn", at_least=10.0, relative_to="minute", records=0.0, advice=advice),)
+
+
+def runs_away(advice: str) -> tuple[Threshold, ...]:
+    """Report a mean Q value beyond a million in size as bad, with `advice`."""
+    return (Threshold("bad", at_least=1e6, advice=advice), Threshold("bad", below=-1e6, advice=advice))
 
 
 def policy_state(actor: Actor) -> dict[str, Tensor]:
@@ -155,6 +175,133 @@ def replay_metrics(updates: str) -> tuple[Any, Any]:
             explanation=f"Optimizer steps a second{updates}; 0 until algo.learning_starts environment steps.",
         ),
     )
+
+
+class OnPolicy:
+    """Base class of algorithms that learn from a rollout: PPO and PQN. One iteration is two phases: `collect` takes T
+    steps of every lane, `update` learns from them.
+
+    Each touches fixed buffers and never reads back to the host, so on a GPU each is one CUDA graph. How to act and to
+    learn is written in a subclass of `OnPolicyBackend`; this class owns what its backends work on.
+
+    A subclass declares `Config` and `Stats`. Its `__init__` calls `super().__init__`, creates `optimizer` and
+    `metrics`, and ends with `self.capture(backend, eager=eager)`. It writes `make_actor`, `estimate` and
+    `make_experience`.
+    """
+
+    Config: ClassVar[type[Section]]
+    Stats: ClassVar[Any]
+    """NamedTuple of metrics: terms of the loss, then `gradient_norm` and others, then `not_finite`."""
+    parts: ClassVar[dict[str, str]] = {
+        "world.step": "environment",
+        "backend.forward": "network",
+        "backend.after": "network",
+        "backend.bootstrap": "network",
+        "backend.estimate_advantages": "advantages",
+        "backend.gather": "shuffle",
+        "backend.gradient": "gradient",
+        "optimizer.step": "optimiser",
+        "backend.update_normalizers": "normalizers",
+        "backend.learner.act": "network",
+        "backend.learner.bootstrap": "network",
+        "backend.learner.begin": "advantages",
+        "backend.learner.backward": "gradient",
+        "backend.learner.reduce": "gradient",
+        "backend.learner.step": "optimiser",
+    }
+    """Functions by their path from the algorithm, and the name under which a profile shows their time."""
+    metrics: tuple[MetricSpec, ...]
+    optimizer: Adam
+    scheduled: dict[str, tuple[Any, Tensor]]
+
+    def __init__(
+        self,
+        world: World,
+        config: Any,
+        policy: Any,
+        layout: Layout,
+        *,
+        decay: float,
+        epochs: int,
+        seed: int,
+        steps: int,
+        eager: bool = False,
+        exchange: Exchange = SOLO,
+    ) -> None:
+        """Create rollout, experience and cycle for `policy`.
+
+        `layout` partitions the rollout of all ranks into minibatches; `decay` is gamma lambda; `epochs` is rounded up;
+        `steps` is `run.steps`; `eager`: without CUDA graphs. With an exchange of several ranks `world` holds this
+        rank's lanes.
+        """
+        T, N = config.horizon, world.count
+        self.world, self.config, self.device, self.exchange = world, config, world.device, exchange
+        self.policy = self.actor = policy
+        self.steps_per_iteration = T * N * exchange.ranks
+        torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
+        self.collector = Collector(world, T, policy.distribution.noise_rows, eager=eager)
+        self.rollout = self.collector.rollout
+        self.experience = self.make_experience(self.collector)
+        self.cycle = OnPolicyCycle(
+            self.collector,
+            self.experience,
+            layout,
+            config,
+            decay=decay,
+            epochs=epochs,
+            seed=seed,
+            steps=steps,
+            exchange=exchange,
+        )
+        self.minibatches = self.cycle.minibatches
+        self.stats = torch.zeros(len(self.Stats._fields), device=self.device)
+
+    def make_experience(self, collector: Collector) -> Experience:
+        """Allocate what the algorithm stores for each sample of a rollout of `collector`."""
+        raise NotImplementedError
+
+    def capture(self, backend: OnPolicyBackend, *, eager: bool) -> None:
+        """Make `backend` act and learn in the two phases, each a CUDA graph unless `eager`; with lanes on the host only
+        the update. Called at the end of a subclass's `__init__`.
+        """
+        self.backend, single = backend, backend.single_threaded
+        self.chosen, self.bits_by_ranks, self.kernels = backend.chosen, backend.bits_by_ranks, backend.name
+        self.collect = Graphed(single(self._collect), self.device, eager=eager or not self.world.capturable)
+        self.update = Graphed(single(self._update), self.device, eager=eager)
+        self.phases: tuple[Phase, ...] = (Phase("collect", self.collect), Phase("update", self.update))
+
+    def start(self) -> None:
+        """Reset all lanes before the first iteration. A resumed run copies into `state` instead."""
+        self.collector.start()
+        self.backend.start()
+
+    def _collect(self) -> None:
+        """Roll out T steps of every lane by the current policy, then bootstrap values."""
+        self.backend.collect()
+
+    def _update(self) -> None:
+        """Learn from the rollout; its last observation becomes the first of the next."""
+        self.backend.learn()
+        self.collector.carry_on()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the algorithm's own tensors for a resumed run, by their names in a checkpoint."""
+        return {}
+
+    def state(self, tier: Tier) -> dict[str, Tensor]:
+        """Return the tensors of a `tier` ("policy", "train" or "all") by name; copy into them to load. With those of
+        "train" a resume is exact.
+        """
+        named = policy_state(self.policy)
+        if tier == "policy":
+            return named
+        groups = {
+            "world": self.world.state(),
+            "adam": self.optimizer.tensors(),
+            "algo": self.collector.tensors() | self.backend.tensors() | {"iteration": self.cycle.iteration},
+        }
+        named |= {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+        return named | self.tensors()
 
 
 class Engine(Protocol):

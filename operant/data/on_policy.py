@@ -3,27 +3,26 @@ the base class of backends.
 
 `Experience` holds the numbers of each sample that acting and the advantage estimate add to a rollout. `OnPolicyCycle`
 estimates advantages, anneals the learning rate, owns the minibatches and counts iterations. `OnPolicyBackend` acts and
-learns.
+learns: an algorithm's torch backend is a subclass, and its faster backends are subclasses of that.
 
-Shape letters: T steps, N lanes, A rows of an action, E epochs, M blocks of a rollout, B samples of a minibatch.
+Shape letters: T steps, N lanes, O rows of an observation, A rows of an action, H rows of a network's output, E terms of
+a loss, M blocks of a rollout, m selected blocks, B samples of a minibatch.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
-from numpy import float32
 from torch import Tensor
 
 from operant.compute.exchange import SOLO, Exchange
-from operant.compute.kernel import bind, kernel
 from operant.data.minibatches import Layout, Minibatches
-from operant.data.returns import Discount, Trace, advantage_body
+from operant.data.returns import Advantages
 from operant.data.rollout import Collector
-from operant.nn import Adam, scalar, statistics
+from operant.nn import Adam, chunked, scalar, statistics
 from operant.worlds import Slot
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class Buffers(NamedTuple):
     raw: Tensor  # (T, A, N)
     samples: Tensor  # flat, see `Experience`
     final_value: Tensor  # (T, N)
-    order: Tensor  # (E, M) int32
+    order: Tensor  # (E, M) int32, a permutation of the blocks for each of E epochs
     iteration: Tensor  # (1) int64
     skip: Tensor  # (), 1: optimizer steps change nothing
     learning_rate: Tensor  # ()
@@ -88,7 +87,7 @@ class OnPolicyCycle:
         steps: int,
         exchange: Exchange = SOLO,
     ) -> None:
-        """Bind the advantage kernel to the rollout of `collector`, and allocate the order of minibatches.
+        """Allocate the order of the minibatches, and prepare the advantage estimate of the rollout of `collector`.
 
         `layout` partitions the lanes of all ranks; `decay` is gamma lambda; `epochs` is rounded up; `steps` is
         `run.steps`. `config` has `gamma`, `learning_rate`, `anneal` and `anneal_steps`.
@@ -97,22 +96,7 @@ class OnPolicyCycle:
         self.collector, self.rollout, self.experience = collector, collector.rollout, experience
         self.iteration = torch.zeros(1, dtype=torch.int64, device=device)  # finished iterations
         self.minibatches = Minibatches(layout.share(exchange.ranks), epochs, seed, self.iteration, exchange.rank)
-
-        # The estimate's kernel computes in float64 unless its numbers are float32.
-        rollout = self.rollout
-        self._estimate = kernel(advantage_body, device)
-        self._discount = Discount(float32(config.gamma), float32(decay))  # type: ignore[arg-type]
-        self._trace = bind(
-            Trace(
-                experience.reward,
-                experience.value,
-                experience.final_value,
-                rollout.terminated,
-                rollout.truncated,
-                experience.advantage,
-                experience.returns,
-            )
-        )
+        self.advantages = Advantages(self.rollout, experience, config.gamma, decay)
 
         # Scalars on the device: a captured graph sees them change.
         self.learning_rate = scalar(config.learning_rate, device)
@@ -128,8 +112,15 @@ class OnPolicyCycle:
         return self.minibatches.layout.shards
 
     def estimate_advantages(self) -> None:
-        """Write advantages and returns of all samples by GAE, from `experience.reward`, values and ends of episodes."""
-        self._estimate(self.collector.world.count, self._discount, self._trace)
+        """Write advantages A and returns R, (T, N) each, to the experience, from its rewards and values V by
+        generalized advantage estimation:
+
+            delta_t = r_t + gamma V(s_{t+1}) - V(s_t),  A_t = delta_t + gamma lambda A_{t+1},  R_t = A_t + V(s_t)
+
+        V(s_{t+1}) is 0 after termination, and V of the true final observation after truncation (a time limit); A_{t+1}
+        is 0 after either.
+        """
+        self.advantages()
 
     def explained_variance(self, residual: Tensor, *, cut: bool = False) -> Tensor:
         """Return 1 - Var(residual) / Var(returns), for the residual (T, N) of the returns; `cut`: see `statistics`."""
@@ -139,7 +130,7 @@ class OnPolicyCycle:
         return explained
 
     def anneal(self) -> None:
-        """Set the learning rate on the device to that of this iteration."""
+        """Set the learning rate on the device to that of this iteration: a linear decay to 0 if `anneal` is set."""
         if self.anneal_iterations is not None:
             remaining = 1.0 - self.iteration.float() / self.anneal_iterations
             self.learning_rate.copy_((self.config.learning_rate * remaining.clamp_min(0.0))[0])
@@ -160,16 +151,25 @@ class OnPolicyBackend:
     """Base class of backends (torch, manual backward on a CPU, fused kernels): how to act on a rollout and to learn
     from it.
 
-    A subclass writes `act`, `bootstrap` and `update`, and overrides the hooks that it needs. All backends of an
-    algorithm work on the same buffers, with the same noise and the same order of minibatches.
+    A torch backend writes `act`, `bootstrap`, `estimate_advantages`, `gather`, `loss` and `update`, and overrides the
+    hooks that it needs. All backends of an algorithm work on the same buffers, with the same noise and the same order
+    of minibatches.
     """
 
     name: ClassVar[str]
     """Name of the kernels in use: "torch", "manual_backward" or "fused"."""
+    terms: ClassVar[tuple[str, ...]]
+    """Names of the E terms of the loss, in the order in which every backend adds them up."""
     acts_on_slices = False
     """Whether `act` takes a slice of the lanes, also while it acts on another in another stream; `after` must then be
     without effect.
     """
+    cut = False
+    """Whether products are computed by shard of the lanes and by chunk of a minibatch. The shape of a product decides
+    its last bits: cut, they are the same on any number of ranks; whole, products are faster.
+    """
+    microbatch: int | None = None
+    """Maximum samples of one backward pass; None: the whole minibatch."""
     bits_by_ranks: str | None = None
     """Reason why the last bits depend on the number of ranks, as a clause; None: they do not."""
 
@@ -179,6 +179,24 @@ class OnPolicyBackend:
         self.experience, self.optimizer, self.stats = algo.cycle.experience, algo.optimizer, algo.stats
         self.exchange, self.device = algo.cycle.exchange, algo.collector.world.device
         self.chosen: dict[str, str] = {}  # values for keys of the configuration that were left open
+
+    # AN ITERATION
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Roll out T steps of every lane by the current policy, then bootstrap values."""
+        self.prepare()
+        self.collector.collect(self.act, self.after, sliced=self.acts_on_slices)
+        self.bootstrap()
+
+    def learn(self) -> None:
+        """Learn from the rollout: advantages, all epochs of minibatches, then the running statistics of the
+        normalizers, which are constant until then.
+        """
+        self.estimate_advantages()
+        self.cycle.minibatches.shuffle()
+        self.update()
+        self.update_normalizers()
 
     # TO BE WRITTEN
 
@@ -192,8 +210,22 @@ class OnPolicyBackend:
         """
         raise NotImplementedError
 
+    def estimate_advantages(self) -> None:
+        """Write scaled rewards, advantages and returns of all samples to the experience."""
+        raise NotImplementedError
+
+    def gather(self, blocks: Tensor) -> Any:
+        """Gather the samples of the blocks numbered `blocks` (m), in this order. The result has a method
+        `split(sizes)`.
+        """
+        raise NotImplementedError
+
+    def loss(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the mean loss of a minibatch, or of a part of it, and its terms by the names in `terms`."""
+        raise NotImplementedError
+
     def update(self) -> None:
-        """Learn from the rollout, count the iteration, and write the metrics to `stats`."""
+        """Take all optimizer steps of an iteration, count the iteration, and write the metrics to `stats`."""
         raise NotImplementedError
 
     # HOOKS
@@ -206,6 +238,13 @@ class OnPolicyBackend:
 
     def after(self, t: int) -> None:
         """Hook: process the outcome of step t, for instance the ends of episodes."""
+
+    def update_normalizers(self) -> None:
+        """Update the running mean and variance of observations by those of the rollout."""
+        if self.policy.normalizer is not None:
+            observation = self.cycle.rollout.observation[:-1].transpose(0, 1)  # (O, T, N)
+            with torch.no_grad():
+                self.policy.normalizer.update(observation, self.cycle.shards, self.exchange)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the backend's own tensors for a resumed run, by their names in a checkpoint."""
@@ -222,6 +261,98 @@ class OnPolicyBackend:
         other = copy.copy(self)
         other.policy, other.collector, other.experience = policy, collector, experience
         return other
+
+    # MINIBATCHES
+
+    def batches(self, order: Tensor) -> Iterator[Any]:
+        """Yield the minibatches of an epoch, given its order of blocks (M), the block numbers."""
+        for blocks in order.chunk(self.config.minibatches):
+            yield self.gather(blocks)
+
+    def gather_rows(self, buffer: Tensor, blocks: Tensor) -> Tensor:
+        """Gather the samples of blocks (m) from a buffer of the rollout: (T, N) -> (B), (T, R, N) -> (R, B)."""
+        return self.cycle.minibatches.gather(buffer, blocks)
+
+    def gather_observations(self, blocks: Tensor) -> Tensor:
+        """Gather the observations of blocks (m) from the rollout, (O, B)."""
+        observation, minibatches = self.collector.rollout.observation[:-1], self.cycle.minibatches
+        if self.policy.env.pixels:
+            return minibatches.gather_pictures(observation, blocks)
+        return self.gather_rows(observation, blocks)
+
+    # GRADIENT
+
+    def gradient(self, batch: Any) -> Tensor:
+        """Write the gradient of a minibatch's loss, by autograd, into the policy's flat gradient vector; return the
+        loss's terms (E).
+        """
+        flat = self.policy.flat
+        if self.cut:
+            return self._gradient_in_chunks(batch)
+        if self.microbatch is not None and batch.samples > self.microbatch:
+            return self._gradient_in_parts(batch, min(batch.size, -(-batch.samples // self.microbatch)))
+        loss, terms = self.loss(batch)
+        flat.backward(loss)
+        return self.stacked(terms)
+
+    def _gradient_in_parts(self, batch: Any, count: int) -> Tensor:
+        """Accumulate the gradient over `count` parts of a minibatch: the mean over the minibatch is the sum of the
+        parts' means, weighted by their samples. Returns the loss's terms (E).
+        """
+        total, size = torch.zeros(len(self.terms), device=self.device), batch.size
+        sizes = [size // count + (k < size % count) for k in range(count)]
+        for k, part in enumerate(batch.split(sizes)):
+            share = part.size / size
+            loss, terms = self.loss(part)
+            self.policy.flat.backward(share * loss, add=k > 0)
+            total += share * self.stacked(terms)
+        return total
+
+    def _gradient_in_chunks(self, batch: Any) -> Tensor:
+        """Write the gradient as the sum over the layout's chunks in a fixed binary tree, over all ranks; return the
+        loss's terms (E).
+        """
+        layout, flat = self.cycle.minibatches.layout, self.policy.flat
+        sizes, length = layout.chunk_sizes(), len(flat.gradient)
+
+        def rows() -> Iterator[Tensor]:
+            for size, part in zip(sizes, batch.split(sizes), strict=True):
+                row = torch.zeros(length + len(self.terms), device=self.device)  # the gradient, then the terms
+                if size > 0:
+                    share = part.samples / layout.all_samples
+                    loss, terms = self.loss(part)
+                    flat.backward(share * loss)
+                    torch.cat([flat.gradient, share * self.stacked(terms)], out=row)
+                yield row
+
+        total = chunked.tree_sum(self.exchange.gather(chunked.tree_sum_of(rows())[None]))
+        flat.gradient.copy_(total[:length])
+        return total[length:]
+
+    def stacked(self, terms: dict[str, Tensor]) -> Tensor:
+        """Stack the loss's terms into a vector (E), in the order of `terms`."""
+        return torch.stack([terms[name] for name in self.terms])
+
+    def by_shards(
+        self, forward: Callable[..., tuple[Tensor, Tensor]], observation: Tensor, legal: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Apply `forward` to each shard of the lanes alone and join its outputs, (H, N) and (N), for observations
+        (O, N) and legal actions (H, N), None: all.
+        """
+        shards = self.cycle.shards
+        legal_parts = [None] * shards if legal is None else legal.chunk(shards, dim=-1)
+        outputs = [
+            forward(part.contiguous(), legal_part)
+            for part, legal_part in zip(observation.chunk(shards, dim=-1), legal_parts, strict=True)
+        ]
+        return torch.cat([parameters for parameters, _ in outputs], dim=1), torch.cat([value for _, value in outputs])
+
+    def count_not_finite(self, means: Tensor) -> Tensor:
+        """Count NaN and infinite values among the policy's parameters and the statistics `means`, () float32."""
+        parameters = self.policy.flat.values.data
+        return ((~torch.isfinite(parameters)).sum() + (~torch.isfinite(means)).sum()).float()
+
+    # FUSED KERNELS
 
     def buffers(self) -> Buffers:
         """Return the tensors that fused kernels read and write in an iteration."""

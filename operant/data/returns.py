@@ -7,13 +7,17 @@ with the value of its true final observation, a terminated one is not.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from numpy import float32
 
 from operant.compute.device import device
 from operant.compute.kernel import bind, kernel
+from operant.worlds import Slot
+
+if TYPE_CHECKING:
+    from operant.data.on_policy import Experience
 
 
 class Trace(NamedTuple):
@@ -81,6 +85,38 @@ def advantage_body(i, discount, trace, offset):
         next_value = value
 
 
+class Advantages:
+    """Generalized advantage estimation of a rollout, lane by lane, backward in time:
+
+        delta_t = r_t + gamma V(s_{t+1}) - V(s_t),  A_t = delta_t + gamma lambda A_{t+1},  R_t = A_t + V(s_t)
+
+    V(s_{t+1}) is 0 after termination, and V of the true final observation after truncation; A_{t+1} is 0 after either.
+    """
+
+    def __init__(self, rollout: Slot, experience: Experience, gamma: float, decay: float) -> None:
+        """Bind the kernel to the ends of episodes in `rollout`, and to `experience`: it reads reward, value and
+        final_value, and writes advantage and returns. `decay` is gamma lambda.
+        """
+        self._lanes, self._kernel = rollout.reward.shape[1], kernel(advantage_body, rollout.reward.device)
+        # The kernel computes in float64 unless its numbers are float32.
+        self.discount = Discount(float32(gamma), float32(decay))  # type: ignore[arg-type]
+        self._bound = bind(
+            Trace(
+                experience.reward,
+                experience.value,
+                experience.final_value,
+                rollout.terminated,
+                rollout.truncated,
+                experience.advantage,
+                experience.returns,
+            )
+        )
+
+    def __call__(self) -> None:
+        """Write advantages and returns of the current rollout, (T, N) each, to the experience."""
+        self._kernel(self._lanes, self.discount, self._bound)
+
+
 class Accrual(NamedTuple):
     """Buffers of the accrual kernel: discounted returns, accrued forward, whose standard deviation scales rewards."""
 
@@ -127,12 +163,12 @@ class AccruedReturns:
 
     def __init__(self, reward: torch.Tensor, terminated: torch.Tensor, truncated: torch.Tensor, gamma: float) -> None:
         self.carried, self._accrued = torch.zeros_like(reward[0]), torch.zeros_like(reward)
-        self._kernel, self._discount = kernel(accrual_body, reward.device), Discount(float32(gamma), float32(0.0))  # type: ignore[arg-type]
+        self._kernel, self.discount = kernel(accrual_body, reward.device), Discount(float32(gamma), float32(0.0))  # type: ignore[arg-type]
         self._bound = bind(Accrual(reward, terminated, truncated, self.carried, self._accrued))
 
     def __call__(self) -> torch.Tensor:
         """Return the returns of the current rollout, (T, N), overwritten by the next call. Call exactly once per
         rollout.
         """
-        self._kernel(self._accrued.shape[1], self._discount, self._bound)
+        self._kernel(self._accrued.shape[1], self.discount, self._bound)
         return self._accrued

@@ -115,7 +115,7 @@ def errors(algo: PPO) -> list[tuple[float, float]]:
     learner, found = algo.backend.learner, []
     assert learner is not None
     algo._collect()
-    algo.estimate_advantages()
+    algo.backend.estimate_advantages()
     algo.minibatches.shuffle()
     learner.begin()
     for k in range(EPOCHS * MINIBATCHES):
@@ -129,7 +129,7 @@ def errors(algo: PPO) -> list[tuple[float, float]]:
             algo.policy.flat.gradient.copy_(gradient)
         learner.step()
         found.append((error, float(wanted.norm())))
-    algo.update_normalizers()
+    algo.backend.update_normalizers()
     algo.collector.carry_on()
     return found
 

@@ -16,7 +16,7 @@ import torch
 from toys import GATE, PICK, PUSH, bytes_of, iterate, ppo_on
 
 from operant.algos.ppo import cpu
-from operant.algos.ppo.ppo import TERMS, Batch, ppo_loss, stacked
+from operant.algos.ppo.ppo import TERMS, Batch, ppo_loss
 from operant.compute.threads import ThreadPool
 from operant.data import minibatches
 from operant.envs import find
@@ -94,7 +94,7 @@ def by_autograd(ppo, batch):
     flat = ppo.policy.flat
     loss, terms = ppo_loss(ppo.policy, batch, ppo.config)
     flat.backward(loss)
-    return gradients_of(flat), stacked(terms)
+    return gradients_of(flat), ppo.backend.stacked(terms)
 
 
 def by_autograd_in_double(ppo, batch):

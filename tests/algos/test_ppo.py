@@ -109,7 +109,7 @@ def test_bootstrapping_by_hand(tmp_path):
         0,
     ]
     assert rollout.final_observation[2, 0, [lane0, lane3]].tolist() == [3, 0]  # lane 3 terminated: nobody asks
-    ppo.estimate_advantages()
+    ppo.backend.estimate_advantages()
     expected = torch.empty(4, 4)
     expected[:, lane0] = torch.tensor([2.46875, 3.875, 3.5, 1.5])
     expected[:, lane1] = 1.0
@@ -625,7 +625,7 @@ def test_advantages_are_normalised_over_the_iteration():
     ppo, plain = (ppo_on(PUSH, 16, horizon=8, normalize_advantages=normalize) for normalize in (True, False))
     for each in (ppo, plain):
         each.collect()
-        each.estimate_advantages()
+        each.backend.estimate_advantages()
     assert float(ppo.experience.advantage.mean()) == pytest.approx(0.0, abs=1e-6)
     assert float(ppo.experience.advantage.std()) == pytest.approx(1.0, abs=1e-5)
     assert torch.equal(ppo.experience.returns, plain.experience.returns)
@@ -696,7 +696,7 @@ def test_scaled_rewards_are_clipped():
     ppo = ppo_on(COUNT, 4, horizon=3, normalize_rewards=True)
     ppo.collect()
     ppo.return_normalizer.inv_std.fill_(5.0)
-    ppo.estimate_advantages()
+    ppo.backend.estimate_advantages()
     assert RunningNormalizer.CLIP == 10.0
     assert ppo.experience.reward[:, 0].tolist() == [5.0, 10.0, 10.0]
     assert ppo.rollout.reward[:, 0].tolist() == [1.0, 2.0, 3.0]
@@ -747,7 +747,7 @@ def test_stats_are_means_over_minibatches():
     steps = recorded(ppo)
     ppo.update()
     assert len(COLUMNS) == len(Stats._fields) == len(set(COLUMNS)) == len(ppo.stats)
-    assert ppo.cycle._discount.gamma.dtype == ppo.cycle._discount.decay.dtype == np.float32
+    assert ppo.cycle.advantages.discount.gamma.dtype == ppo.cycle.advantages.discount.decay.dtype == np.float32
     stats = stats_of(ppo)
     expected = torch.stack([numbers for numbers, _ in steps]).mean(0)
     assert [stats[name] for name in COLUMNS[: len(TERMS) + 1]] == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-7)

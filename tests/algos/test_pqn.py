@@ -64,7 +64,7 @@ def test_q_lambda_returns_by_hand(tmp_path):
     (tmp_path / "net.py").write_text(SQUARE)
     pqn = pqn_on(COUNT, 4, mlp.Config(kind=f"{tmp_path / 'net.py'}:Net"), horizon=4, gamma=0.5, q_lambda=0.25)
     pqn.collect()
-    pqn.compute_returns()
+    pqn.backend.estimate_advantages()
     expected = torch.empty(4, 4)
     expected[:, 0] = torch.tensor([1.9296875, 4.4375, 7.5, 1.5])
     expected[:, 1] = 1.0
@@ -76,7 +76,7 @@ def test_q_lambda_returns_by_hand(tmp_path):
 def test_reward_scale_multiplies_rewards_of_returns():
     pqn = pqn_on(COUNT, 4, horizon=4, gamma=0.0, reward_scale=0.5)
     pqn.collect()
-    pqn.compute_returns()
+    pqn.backend.estimate_advantages()
     assert torch.equal(pqn.experience.returns, 0.5 * pqn.rollout.reward)
     assert pqn.rollout.reward.max() == 3.0
 
@@ -112,7 +112,7 @@ def test_the_gradient_is_that_of_the_squared_error(kernels):
     pqn = iterate(pqn_on(CARTPOLE, 64, horizon=8, minibatches=1, kernels=kernels), 3)
     assert pqn.kernels == ("torch" if kernels == "torch" else "manual_backward")
     pqn.collect()
-    pqn.compute_returns()
+    pqn.backend.estimate_advantages()
     policy, rollout = pqn.policy, pqn.rollout
     batch = Batch(
         rollout.observation[:-1].transpose(0, 1).flatten(1),

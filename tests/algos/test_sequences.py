@@ -150,7 +150,7 @@ def test_gradient_of_segments_is_backpropagation_through_their_steps(kind):
     )
     iterate(ppo, 2)
     ppo.collect()
-    ppo.estimate_advantages()
+    ppo.backend.estimate_advantages()
     ppo.minibatches.shuffle()
     policy, rollout, found, config = ppo.policy, ppo.rollout, ppo.experience, ppo.config
     (segments,) = ppo.backend.batches(ppo.minibatches.order[0].long())

@@ -95,10 +95,10 @@ def third_iteration(ppo):
     """Collect two iterations without learning, then a third one with its advantages."""
     for _ in range(2):
         ppo.collect()
-        ppo.update_normalizers()
+        ppo.backend.update_normalizers()
         ppo.collector.carry_on()
     ppo.collect()
-    ppo.estimate_advantages()
+    ppo.backend.estimate_advantages()
 
 
 def prepared(ppo, seed=5):

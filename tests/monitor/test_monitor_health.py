@@ -9,8 +9,7 @@ from monitor.data.health import HealthContext, findings
 from monitor.data.snapshot import Gpu, System
 from monitor.data.summary import RunData
 from monitor.data.timeline import Timeline
-from operant.algos.base import metric_specs
-from operant.algos.ppo.ppo import Stats, entropy_thresholds
+from operant.algos.ppo.ppo import ppo_metrics
 from operant.runs.folder import Run
 from operant.runs.metrics import Metric, Record
 from operant.runs.metrics.spec import MetricSpec, Threshold
@@ -173,7 +172,7 @@ STEPS = 1_000_000
 
 
 def specs(actions=(), *more):
-    declared = metric_specs(Stats, entropy={"thresholds": entropy_thresholds(actions)})
+    declared = ppo_metrics(actions)
     return {spec.name: spec for spec in (*declared, *more)}
 
 

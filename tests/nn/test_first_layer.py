@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from toys import PICK, bytes_of, clones, iterate, ppo_on
 
 from operant.algos.ppo import cpu
-from operant.algos.ppo.ppo import ppo_loss, stacked
+from operant.algos.ppo.ppo import ppo_loss
 from operant.compute.threads import ThreadPool
 from operant.envs import Box, device, find
 from operant.nn import first_layer, mlp, normalization
@@ -267,7 +267,7 @@ def test_the_manual_backward_pass_equals_autograd(env, normalize):
 def test_manual_backward_of_categories_against_autograd_once():
     ppo = ppo_on(NAMES, 16, mlp.Config(hidden=(7,)), horizon=8, minibatches=1, kernels="auto")
     ppo.collect()
-    ppo.estimate_advantages()
+    ppo.backend.estimate_advantages()
     batch = ppo.backend.gather(ppo.minibatches.order[0].long())
     batch.observation[1, 3] = 200  # names no kind
     numbers = cpu.Gradient(ppo.policy, ppo.config, [128], ThreadPool(1))(batch)
@@ -276,7 +276,7 @@ def test_manual_backward_of_categories_against_autograd_once():
     ppo.policy.flat.backward(loss)
     assert float(found.norm()) > 1e-3
     torch.testing.assert_close(found, ppo.policy.flat.gradient, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(numbers, stacked(expected), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(numbers, ppo.backend.stacked(expected), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("normalize", [False, True])

@@ -14,7 +14,7 @@ of a lane's state.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 from operant.algos.ppo import fused
 from operant.algos.ppo.ppo import PPO, Batch, TorchBackend, loss_of_outputs
 from operant.compute import threads
+from operant.data import OnPolicyBackend
 from operant.errors import ConfigError
 from operant.kernels import recurrent
 
@@ -144,7 +145,7 @@ class SequenceBackend(TorchBackend):
         default the lanes' own.
         """
         state = self._state if state is None else state
-        if not self._cut:
+        if not self.cut:
             return self.policy.unroll(observation, state, self._no_reset, legal)
         lanes = observation.shape[1] // self.cycle.shards
         shards = [slice(first, first + lanes) for first in range(0, observation.shape[1], lanes)]
@@ -210,17 +211,20 @@ class SequenceBackend(TorchBackend):
 
     # LEARN
 
-    def batches(self, order: Tensor) -> Iterator[Segments]:
-        """Yield the minibatches of an epoch, given its order of blocks (M), the block numbers."""
-        for blocks in order.chunk(self.config.minibatches):
-            yield self.gather(blocks)
+    batches = OnPolicyBackend.batches
 
     def gather(self, blocks: Tensor) -> Segments:
         """Gather the segments of the blocks (lanes of a segment) numbered `blocks` (m), in this order."""
-        minibatches = self.cycle.minibatches
-        gather = minibatches.gather_segments
-        states = tuple(minibatches.gather(starts, blocks) for starts in self._starts)
-        return Segments(self.gather_with(gather, gather, blocks), states, gather(self._reset, blocks))
+        states = tuple(self.cycle.minibatches.gather(starts, blocks) for starts in self._starts)
+        return Segments(super().gather(blocks), states, self.gather_rows(self._reset, blocks))
+
+    def gather_rows(self, buffer: Tensor, blocks: Tensor) -> Tensor:
+        """Gather the segments of blocks (m) from a buffer of the rollout: (T, N) -> (L, S), (T, R, N) -> (R, L, S)."""
+        return self.cycle.minibatches.gather_segments(buffer, blocks)
+
+    def gather_observations(self, blocks: Tensor) -> Tensor:
+        """Gather the observations of blocks (m) from the rollout, (O, L, S)."""
+        return self.gather_rows(self.collector.rollout.observation[:-1], blocks)
 
     def loss(self, batch: Segments) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of a minibatch of segments, or of a part of it, and its terms by the names in `TERMS`."""

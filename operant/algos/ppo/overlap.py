@@ -17,7 +17,7 @@ from torch import Tensor
 
 from operant.algos.base import Phase, Tier
 from operant.algos.ppo.config import PPOConfig
-from operant.algos.ppo.ppo import PPO, make_experience, make_policy
+from operant.algos.ppo.ppo import PPO, make_policy
 from operant.compute.graphs import Graphed
 from operant.nn import SOLO, Exchange, NetConfig
 from operant.worlds import World
@@ -51,7 +51,7 @@ class Overlapped(PPO):
         self.acting_policy = make_policy(world.spec, config, net, self.device, seed)
         self.collector = self.collector.twin()
         self.rollout = self.collector.rollout
-        collected = make_experience(self.acting_policy, self.collector)
+        collected = self.make_experience(self.collector)
         self.acting = self.backend.with_rollout(self.acting_policy, self.collector, collected)
         self.collected = False
         """Whether a rollout waits to be learned from. A resumed run has to collect it again."""
@@ -128,18 +128,14 @@ class Overlapped(PPO):
             self.collect()
         current.wait_stream(self._stream)
 
-    @torch.no_grad()
     def _collect(self) -> None:
         """Roll out T steps of every lane by the acting policy, then bootstrap values."""
-        acting = self.acting
-        acting.prepare()
-        self.collector.collect(acting.act, acting.after, sliced=acting.acts_on_slices)
-        acting.bootstrap()
+        self.acting.collect()
 
     def _update(self) -> None:
         """Learn from the copied rollout."""
         self.backend.prepare()
-        self.learn()
+        self.backend.learn()
 
     @torch.no_grad()
     def _copy_rollout_and_policy(self) -> None:
