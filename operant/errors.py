@@ -21,13 +21,15 @@ from typing import ClassVar
 
 
 class OperantError(Exception):
-    """Base of the errors with a message for the user. `exit_code` is that of the command line."""
+    """Base class of the errors that are reported to the user by their message. `exit_code`: exit code of the command
+    line.
+    """
 
     exit_code: ClassVar[int] = 1
 
 
 class ConfigError(OperantError):
-    """One or more problems of a configuration, reported together: one line each, followed by `advice`."""
+    """Raised for one or more problems of a configuration, reported together: one line each, followed by `advice`."""
 
     exit_code = 2
 
@@ -41,49 +43,51 @@ class ConfigError(OperantError):
 
 
 class UsageError(OperantError):
-    """The command line, or an argument of the library, is invalid."""
+    """Raised for an invalid command line, or an invalid argument of the library."""
 
     exit_code = 2
 
 
 class UntrustedError(OperantError):
-    """A configuration names code that is not known to be this user's."""
+    """Raised if a run's configuration names code that is not known to be this user's."""
 
     exit_code = 2
 
 
 class NotFoundError(OperantError):
-    """A run, checkpoint or file does not exist, or a name is ambiguous."""
+    """Raised if a run, checkpoint or file does not exist, or if a name is ambiguous."""
 
     exit_code = 3
 
 
 class MachineError(OperantError):
-    """The machine cannot do what is asked: no CUDA although requested, a full disk, a folder that is not writable."""
+    """Raised if the machine cannot do what is asked: no CUDA although requested, a full disk, a folder that is not
+    writable.
+    """
 
     exit_code = 4
 
 
 class DivergedError(OperantError):
-    """A loss or a parameter is not finite."""
+    """Raised if a loss or a parameter is not finite."""
 
     exit_code = 5
 
 
 class BusyError(OperantError):
-    """The run has a running trainer."""
+    """Raised if a trainer is working on the run already."""
 
     exit_code = 6
 
 
 class DeviceError(OperantError):
-    """The GPU failed, or its memory is exhausted."""
+    """Raised if the GPU failed, or its memory is exhausted."""
 
     exit_code = 7
 
 
 class EnvironmentFailedError(OperantError):
-    """An outside environment raised, hung, died, or returned a value that is not finite.
+    """Raised if an outside environment raised an error, hung, died, or returned a value that is not finite.
 
     `detail` is its traceback, for the log.
     """
@@ -94,12 +98,14 @@ class EnvironmentFailedError(OperantError):
 
 
 class BadFileError(OperantError):
-    """A metrics file, checkpoint or archive is unusable: damaged, truncated, or of an incompatible version."""
+    """Raised if a metrics file, checkpoint or archive is unusable: damaged, truncated, or of an incompatible
+    version.
+    """
 
     exit_code = 3
 
 
 class StoppedError(OperantError):
-    """Training was stopped by request, after a checkpoint."""
+    """Raised if training was stopped by request, after a checkpoint."""
 
     exit_code = 130

@@ -40,8 +40,8 @@ _EXIT_GRACE_S = 2.0  # exit.json is written within this time after the trainer h
 
 
 class Run:
-    """A run. Its properties are read from the run folder at every access. Returned by `operant.list_runs` and
-    `operant.train`.
+    """A training run, returned by `operant.list_runs` and `operant.train`. Its properties are read from the run folder
+    at every access.
     """
 
     def __init__(self, run: runs.Run) -> None:
@@ -77,18 +77,18 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Resolved configuration by section and key: `run.config["algo"]["learning_rate"]`."""
+        """Resolved configuration of the run by section and key: `run.config["algo"]["learning_rate"]`."""
         from operant.config import resolved
 
         return resolved.tables(self._run.config_path)
 
     def describe(self) -> dict[str, Any]:
-        """Summary of the run: the document that `operant show --json` prints."""
+        """Return a summary of the run: the document that `operant show --json` prints."""
         return runs.describe(self._fresh())
 
     def metrics(self) -> dict[str, NDArray[Any]]:
-        """All records of the run as columns of equal length: step, time (s since 1970), seconds (of training), session,
-        and every metric; NaN where a metric has no value.
+        """Return all records of the run as columns (NumPy arrays) of equal length: step, time (s since 1970), seconds
+        (of training), session, and every metric; NaN where a metric has no value.
 
         >>> import operant
         >>> columns = operant.list_runs("example")[0].metrics()
@@ -100,7 +100,7 @@ class Run:
         return {name: np.array(column) for name, column in {**columns.metrics, **fixed}.items()}
 
     def load(self, checkpoint: str | int | None = None, **options: Any) -> Policy:
-        """Load the policy of a checkpoint of this run: "best", "last" or a step (default: the best). `options` are
+        """Load the policy of one of this run's checkpoints: "best", "last" or a step (default: the best). `options` are
         those of `operant.load`.
         """
         return load(self, checkpoint, **options)
@@ -132,6 +132,7 @@ class Run:
         return self
 
     def _wait(self) -> None:
+        """Wait until the run has ended and its cause is written, or for 2 s after its end."""
         ended_s = None
         while ended_s is None or time.monotonic() - ended_s < _EXIT_GRACE_S:
             if not runs.state(self._fresh()).live:
@@ -141,6 +142,7 @@ class Run:
             time.sleep(_POLL_S)
 
     def _fresh(self) -> runs.Run:
+        """Read the run's document again and return the run."""
         self._run = runs.load(self._run.path) or self._run
         return self._run
 
@@ -153,8 +155,8 @@ def list_runs(
     state: str | None = None,
     root: str | None = None,
 ) -> list[Run]:
-    """Runs that match all filters, newest first. `pattern` is matched with ids and may hold `*` and `?`; `root` is the
-    folder of runs to search (default: as `operant runs`).
+    """List the runs that match all filters, newest first. `pattern` is matched with ids and may hold `*` and `?`;
+    `root` is the folder of runs to search (default: as `operant runs`).
 
     >>> import operant
     >>> operant.list_runs("exam*", env="cartpole", state="finished")
@@ -179,8 +181,8 @@ def train(
     root: str | None = None,
     wait: bool = True,
 ) -> Run:
-    """Train in a separate process, like `operant train WORDS`: `words` are an environment and overrides `key=value`;
-    `overrides` holds further ones as a mapping. `root`: folder of the new run (default: ./runs).
+    """Train an agent in a separate process, like `operant train WORDS`: `words` are an environment and overrides
+    `key=value`; `overrides` holds further ones as a mapping. `root`: folder of the new run (default: ./runs).
 
     Returns the run after its end, or with `wait=False` right after its start (then `run.wait()` waits). Ctrl-C stops
     the run with a checkpoint.
@@ -214,7 +216,7 @@ def train(
 
 
 def _override_text(value: Any) -> str:
-    """Value in the syntax of an override."""
+    """Format a value in the syntax of an override on the command line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"[{', '.join(map(_override_text, value))}]" if isinstance(value, (list, tuple)) else str(value)
@@ -228,9 +230,9 @@ def load(
     root: str | None = None,
     trust: bool = False,
 ) -> Policy:
-    """Load a policy. `run` is an id, a unique part of one, a path, "latest", a `Run`, or the path of a checkpoint;
-    `checkpoint` is "best", "last" or a step (default: the best). `root`: folder of runs to search; `trust` allows code
-    that is not known to be this user's.
+    """Load a trained policy. `run` is an id, a unique part of one, a path, "latest", a `Run`, or the path of a
+    checkpoint; `checkpoint` is "best", "last" or a step (default: the best). `root`: folder of runs to search; `trust`
+    allows code that is not known to be this user's.
 
     >>> import operant
     >>> policy = operant.load("example", "last", device="cpu")
@@ -248,8 +250,8 @@ def load(
 
 
 class Policy:
-    """A trained policy: observations to actions. A recurrent policy keeps its hidden state from call to call; `reset`
-    clears it.
+    """Trained policy: maps observations to actions. A recurrent policy keeps its hidden state from call to call;
+    `reset` clears it.
 
     Observations: (O) or a batch (B, O), as NumPy array, torch tensor or list. Actions: (A) or (B, A), a tensor for a
     tensor and else an array.
@@ -266,12 +268,12 @@ class Policy:
 
     @property
     def env(self) -> Any:
-        """Environment of the training: `env.observation`, `env.action`, `env.name`."""
+        """Environment in which the policy was trained: `env.observation`, `env.action`, `env.name`."""
         return self._actor.env
 
     def reset(self, where: Any = None) -> None:
-        """Reset the hidden state of all episodes, or of those for which the mask `where` (B) is true. Does nothing for
-        a feed-forward policy.
+        """Reset the policy's hidden state for all episodes, or for those where the mask `where` (B) is true. Does
+        nothing for a feed-forward policy.
         """
         if where is None or self._state is None:
             self._state = None
@@ -283,8 +285,8 @@ class Policy:
         self._state = tuple(torch.where(ended, begin, part) for begin, part in zip(first, self._state, strict=True))
 
     def __call__(self, observation: Any, legal: Any = None, *, greedy: bool = True) -> Any:
-        """Actions for observations: the most likely ones, or with `greedy=False` sampled ones. Updates the hidden
-        state.
+        """Return actions for observations (O) or (B, O): the most likely ones, or with `greedy=False` sampled ones.
+        Updates the policy's hidden state.
 
         `legal` (H) or (B, H) is a mask of 0 and 1 over choices.
         """
@@ -303,8 +305,9 @@ class Policy:
     def act(
         self, observation: Any, state: tuple[torch.Tensor, ...] = (), legal: Any = None, *, greedy: bool = True
     ) -> tuple[Any, tuple[torch.Tensor, ...]]:
-        """Actions for observations, and the next hidden state; this object's own does not change. The first `state` is
-        `initial_state`. `greedy` as in a call.
+        """Return actions for observations (O) or (B, O), and the next hidden state; the policy's own state does not
+        change. `state`: previous hidden state, () at the start (`initial_state`). `legal`: mask of legal choices;
+        `greedy=False` samples the actions.
         """
         import torch
 
@@ -328,13 +331,13 @@ class Policy:
         return (chosen if isinstance(observation, torch.Tensor) else chosen.cpu().numpy()), next_state
 
     def initial_state(self, batch: int = 1) -> tuple[torch.Tensor, ...]:
-        """Hidden state of `batch` episodes at their start; () for a feed-forward policy."""
+        """Return the policy's hidden state of `batch` episodes at their start; () for a feed-forward policy."""
         return self._actor.initial_state(batch)
 
 
 def make_vec(*words: Any, **options: Any) -> Any:
-    """Make an environment as a `gymnasium.vector.VectorEnv`. Arguments as in `operant.gym.make_vec`. Needs the extra
-    `gym`.
+    """Make an environment as a `gymnasium.vector.VectorEnv`, with the arguments of `operant.gym.make_vec`. Needs the
+    extra `gym`.
 
     >>> import operant
     >>> envs = operant.make_vec("cartpole", num_envs=3, seed=1)

@@ -146,19 +146,25 @@ ARGUMENTS = {"part": "shard"}
 
 
 def translated(text: str | bytes, filename: str) -> ast.Module:
-    """Syntax tree of a user's Python file with current names and unchanged line numbers. Raises SyntaxError."""
+    """Parse a user's Python file and return its syntax tree with current names and unchanged line numbers. Raises
+    SyntaxError.
+    """
     tree = _Translation().visit(ast.parse(text, filename))
     return ast.fix_missing_locations(tree)
 
 
 class _Translation(ast.NodeTransformer):
+    """Transformer of a syntax tree that replaces renamed modules, names, keyword arguments and parameters."""
+
     def visit_Import(self, node: ast.Import) -> ast.Import:
+        """Rename a moved module in `import MODULE as NAME`."""
         for alias in node.names:
             if alias.name in MODULES and alias.asname is not None:
                 alias.name = MODULES[alias.name]
         return node
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> list[ast.ImportFrom]:
+        """Rename moved modules and names in `from MODULE import NAME`; returns one statement per module."""
         node.module = MODULES.get(node.module or "", node.module)
         parts = [node]
         for alias in list(node.names):
@@ -178,6 +184,7 @@ class _Translation(ast.NodeTransformer):
         return [part for part in parts if part.names]
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """Rename the last parameter of `observe` and `legal`."""
         last = node.args.args[-1].arg if node.args.args else ""
         if node.name in ("observe", "legal") and last in ARGUMENTS:
             for part in ast.walk(node):
@@ -189,6 +196,7 @@ class _Translation(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
+        """Rename keyword arguments of `Box`, `Env` and `replace`."""
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
         if name in ("Box", "Env", "replace"):
             for keyword in node.keywords:

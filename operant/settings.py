@@ -41,6 +41,7 @@ def _count(value: object) -> object:
 
 
 def _real(value: object) -> object:
+    """Parse like `_number`, and reject booleans. Raises ValueError."""
     if isinstance(value, bool):
         raise ValueError("input should be a number")
     return _number(value)
@@ -54,9 +55,7 @@ Real = Annotated[float, BeforeValidator(_real)]
 
 
 class Section(BaseModel):
-    """Base of the configuration's sections: frozen; unknown keys, infinities and NaN are errors. `fixed_on_resume` has
-    the keys that a resume cannot change, with the reason; `schedulable` those that may be schedules.
-    """
+    """Base class of the configuration's sections: immutable; unknown keys, infinities and NaN are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -69,7 +68,7 @@ class Section(BaseModel):
     """Keys of an algorithm that may be schedules (see `operant.config.schedules`): device scalars of the learner."""
 
     def completed(self, steps: int) -> Self:
-        """Copy of this section with unset keys that depend on the run's planned steps filled in. A resume keeps these
-        values.
+        """Return a copy of the section in which unset keys that depend on the run's planned steps are filled in. A
+        resume keeps their values.
         """
         return self

@@ -17,7 +17,7 @@ _MOST_MARKS = 3  # combining marks per character, as Vietnamese and Hebrew need;
 
 
 def safe(text: object, limit_cells: int = _LIMIT_CELLS, *, lines: bool = False) -> str:
-    """Make text safe for a terminal and cut it to `limit_cells` cells; an ellipsis marks a cut. `lines` keeps line
+    """Return text that is safe for a terminal, cut to `limit_cells` cells; an ellipsis marks a cut. `lines` keeps line
     breaks and cuts each line.
 
     Control characters (C0, DEL, C1), line and paragraph separators, bidirectional controls, zero-width characters and
@@ -39,6 +39,7 @@ def safe(text: object, limit_cells: int = _LIMIT_CELLS, *, lines: bool = False) 
 
 
 def _without_piles(text: str) -> str:
+    """Remove the fourth and further combining marks on one character."""
     kept, marks = [], _MOST_MARKS
     for character in text:
         marks = 0 if cells(character) else marks + 1
@@ -49,7 +50,7 @@ def _without_piles(text: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def cells(character: str) -> int:
-    """Width of a printable character in terminal cells: 0, 1 or 2.
+    """Return the width of a printable character in terminal cells: 0, 1 or 2.
 
     Combining marks and the later letters of a Hangul syllable have width 0, consistent with Textual.
     """
@@ -65,6 +66,9 @@ def cells(character: str) -> int:
 
 
 def _cut(text: str, limit_cells: int, longer: bool) -> str:
+    """Cut text to `limit_cells` terminal cells, with an ellipsis if it was cut or is only the beginning of a `longer`
+    text.
+    """
     used, end = 0, len(text)
     fits = 0  # cut position that leaves space for the ellipsis
     for index, character in enumerate(text):
@@ -130,7 +134,7 @@ def age(seconds: float) -> str:
 
 
 def user_name(uid: int) -> str:
-    """Name of a user of this machine; `user 1000` if it has no name."""
+    """Return the name of a user of this machine; `user 1000` if the id has no name."""
     try:
         return safe(pwd.getpwuid(uid).pw_name, 40)
     except KeyError:

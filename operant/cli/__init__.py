@@ -20,8 +20,8 @@ _SCREENS = frozenset(("monitor", "--monitor", "play", "--render"))
 
 
 def main() -> None:
-    """Run the command line and end the process with its exit code. Errors that a user can cause are printed without a
-    traceback.
+    """Run the `operant` command and end the process with its exit code. Errors that a user can cause are printed
+    without a traceback.
     """
     _open_closed_streams()
     try:
@@ -54,8 +54,8 @@ def main() -> None:
 
 
 def _end(problem: object, code: int) -> NoReturn:
-    """Print a problem to stderr (None: nothing) and end the process with `code`, even if the output cannot be
-    written.
+    """Print `problem` to stderr (None: nothing), flush the output and end the process with exit code `code`, even if
+    the output cannot be written.
     """
     _flush(sys.stdout, None)
     _flush(sys.stderr, problem)
@@ -63,7 +63,7 @@ def _end(problem: object, code: int) -> NoReturn:
 
 
 def _flush(stream: TextIO | None, problem: object) -> None:
-    """Print a problem (None: nothing) as an error message and flush a stream. Errors of the stream are ignored."""
+    """Print `problem` (None: nothing) as an error message and flush `stream`. Errors of the stream are ignored."""
     if stream is None:
         return
     try:
@@ -87,7 +87,7 @@ def _open_closed_streams() -> None:
 
 
 def _check_folder() -> None:
-    """Raise MachineError if the working directory is gone: relative paths fail then, and libraries abort."""
+    """Raise MachineError if the working directory was deleted: relative paths fail then, and libraries abort."""
     try:
         os.getcwd()
     except OSError as error:

@@ -67,7 +67,7 @@ _LINE_CELLS = 4000
 
 
 def out(*lines: object, flush: bool = False) -> None:
-    """Print lines of data to stdout as plain text; line breaks within a line are removed. `flush` writes them
+    """Print lines of data to stdout as plain text; line breaks within a line are removed. `flush`: write them
     immediately.
     """
     for line in lines:
@@ -81,7 +81,7 @@ def say(*lines: object) -> None:
 
 
 def fail(problem: object) -> None:
-    """Print an error to stderr after `error:`, which is red on a terminal with colours."""
+    """Print `problem` to stderr after `error:`, which is red on a terminal with colours."""
     if sys.stderr is None:
         return
     coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -90,8 +90,8 @@ def fail(problem: object) -> None:
 
 
 def consented(trust: bool, action: Callable[[bool], Result]) -> Result:
-    """Return `action(trust)`. If it raises UntrustedError on a terminal, ask the user whether to run the code: after a
-    yes return `action(True)`, after a no raise UntrustedError.
+    """Return `action(trust)`. If that raises UntrustedError on a terminal, ask the user whether to run the code: after
+    a yes return `action(True)`, after a no raise UntrustedError.
     """
     try:
         return action(trust)
@@ -104,7 +104,7 @@ def consented(trust: bool, action: Callable[[bool], Result]) -> Result:
 
 
 def confirmed(question: str) -> bool:
-    """Ask a question on the terminal; whether the answer is yes."""
+    """Ask a yes-no question on the terminal and return whether the answer is yes."""
     print(f"{safe(question, _LINE_CELLS, lines=True)} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -120,6 +120,7 @@ def print_json_line(value: Any, *, flush: bool = False) -> None:
 
 
 def _finite(value: Any) -> Any:
+    """Return a value ready for JSON: NaN and infinities become None, paths strings, tuples lists."""
     if isinstance(value, Mapping):
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -130,7 +131,7 @@ def _finite(value: Any) -> Any:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
-    """Lines of a table, the column titles `heads` first. Columns with an index in `right` are right-aligned."""
+    """Format a table as lines, the column titles `heads` first. Columns with an index in `right` are right-aligned."""
     rights = set(right)
     lines = [tuple(heads), *(tuple(safe(cell, 80) for cell in row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
@@ -145,18 +146,18 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[i
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> None:
-    """Print a table to stdout. Parameters as in `table`."""
+    """Print a table to stdout, the column titles `heads` first. Columns with an index in `right` are right-aligned."""
     out(*table(heads, rows, right))
 
 
 def within(option: str, value: float | None, low: float, high: float) -> None:
-    """Raise UsageError if the value of an option lies outside `low` to `high`. None, an option not given, is valid."""
+    """Raise UsageError if an option's value lies outside `low` to `high`. None, an option not given, is valid."""
     if value is not None and not low <= value <= high:
         raise UsageError(f"{option} is {value:g}; it must be between {low:g} and {high:,}")
 
 
 def check_free(path: Path, force: bool, *, in_place: bool = False) -> None:
-    """Raise UsageError if a file exists, unless `force` allows replacing it.
+    """Raise UsageError if an output file exists at `path`, unless `force` allows replacing it.
 
     Folders, devices and pipes are never replaced; devices and pipes may be written `in_place`.
     """

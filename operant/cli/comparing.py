@@ -146,8 +146,9 @@ def plot(
 def _entries(
     names: Sequence[str] | None, root: str | None, axis: str, smooth: float | None, labels: Sequence[str] | None
 ) -> tuple[list[Entry], dict[Path, str]]:
-    """Runs with their records, and labels by the path of a run. `names` are runs and groups, searched in `root`
-    (--runs). A label is the one given in `labels`, else the name of the run's group.
+    """Load the runs to compare with their records; return them and the labels by path of a run. `names`: runs and
+    groups, searched in `root` (--runs). `labels`: NAME=TEXT, by default the name of the run's group. Raises UsageError,
+    NotFoundError.
     """
     from operant import plot, runs
     from operant.runs import groups
@@ -181,7 +182,9 @@ def _entries(
 
 
 def _say_left_out(pairs: Sequence[tuple[Entry, Entry]]) -> None:
-    """Report runs that are left out, each with the run of the same configuration and seed that is counted."""
+    """Print for each pair (left out, counted) that the first run has the configuration and seed of the second and is
+    left out.
+    """
     say(
         *(
             f"{safe(one.run.id)} has the configuration and seed of {safe(other.run.id)}: counted once"
@@ -191,17 +194,19 @@ def _say_left_out(pairs: Sequence[tuple[Entry, Entry]]) -> None:
 
 
 def _axis(word: str) -> Axis:
+    """Return the x axis named by the option --x, which is "steps" or "seconds"."""
     return "steps" if word == "steps" else "seconds"
 
 
 def _require(*packages: str) -> None:
+    """Raise MachineError if one of the Python packages is not installed."""
     if missing := [package for package in packages if find_spec(package) is None]:
         raise MachineError(f"this command needs {' and '.join(missing)}: pip install 'operant[plot]'")
 
 
 def _metrics(groups: Sequence[Group], metric: str | None) -> dict[str, str]:
-    """Metric of the curves by environment: `metric`, or (None) the environment's default. Reports runs with too few
-    values for a curve.
+    """Return the metric to draw by environment: `metric`, or (None) the environment's default. Prints which runs have
+    too few values for a curve.
     """
     from operant import plot
 
@@ -215,7 +220,7 @@ def _metrics(groups: Sequence[Group], metric: str | None) -> dict[str, str]:
 
 
 def _curves(groups: Sequence[Group], metrics: dict[str, str], axis: Axis, smooth: float | None) -> Any:
-    """Matplotlib figure of learning curves with bands, a panel for each environment."""
+    """Draw learning curves with bands over seeds as a Matplotlib figure, a panel for each environment."""
     from operant import plot, runs
     from operant.plot import comparison, figure
 
@@ -248,14 +253,15 @@ def _curves(groups: Sequence[Group], metrics: dict[str, str], axis: Axis, smooth
 
 
 def _label(metric: str) -> str:
+    """Return the axis label of a metric: a description of the two returns, else its name."""
     return {"eval/return": "mean return of evaluations", "return": "mean return of training episodes"}.get(
         metric, metric
     )
 
 
 def _summary(groups: Sequence[Group], kind: str) -> Any:
-    """Matplotlib figure of final scores, a panel for each environment: performance profiles (`kind` "profile"), or
-    statistics with intervals.
+    """Draw final scores as a Matplotlib figure, a panel for each environment: performance profiles (`kind` "profile"),
+    or statistics with intervals.
     """
     from operant import plot
     from operant.plot import figure
@@ -271,7 +277,9 @@ def _summary(groups: Sequence[Group], kind: str) -> Any:
 def _print_comparison(
     document: dict[str, Any], groups: Sequence[Group], metrics: dict[str, str], axis: Axis, smooth: float | None
 ) -> None:
-    """Print a comparison: a row with a small curve for each group, probabilities of improvement, and differing keys."""
+    """Print a comparison (`document`, from `plot.compare`): a row with a small curve for each group, probabilities of
+    improvement, and keys that differ.
+    """
     sparks = _sparks(groups, metrics, axis, smooth)
     curve = f"{' or '.join(dict.fromkeys(metrics.values()))} over {axis}"
     heads = ("group", "env", "runs", "IQM", "95 %", "mean", "steps", "seconds", curve)
@@ -307,6 +315,7 @@ def _print_comparison(
 
 
 def _print_improvement(rows: Sequence[dict[str, Any]]) -> None:
+    """Print the probabilities that a run of one group scores higher than one of another; nothing without rows."""
     if rows:
         out("", "probability that a run scores higher")
         pairs = [(f"{row['group']} than {row['over']}", f"{row['value']:.2f}", _interval(row)) for row in rows]
@@ -314,15 +323,17 @@ def _print_improvement(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _interval(estimate: dict[str, Any]) -> str:
+    """Format the 95 % interval of an estimate; "-" without one."""
     return "-" if estimate["low"] is None else f"{number(estimate['low'])} to {number(estimate['high'])}"
 
 
 def _value(value: Any) -> str:
+    """Format a key's value for a table; "-" for None."""
     return "-" if value is None else str(value)
 
 
 def _sparks(groups: Sequence[Group], metrics: dict[str, str], axis: Axis, smooth: float | None) -> list[str]:
-    """Curve of each group as a sparkline, on one scale per environment; "" for a group with too few values."""
+    """Draw the curve of each group as a sparkline, on one scale per environment; "" for a group with too few values."""
     import numpy as np
 
     from operant import plot
@@ -345,4 +356,5 @@ def _sparks(groups: Sequence[Group], metrics: dict[str, str], axis: Axis, smooth
 
 
 def _is_same_env(group: Group, other: Group) -> bool:
+    """Whether two groups train on the same environment."""
     return group.entries[0].environment == other.entries[0].environment

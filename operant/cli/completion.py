@@ -14,8 +14,8 @@ _MOST = 500
 
 
 def run_ids(ctx: Any, incomplete: str) -> list[str]:
-    """Run ids that begin with `incomplete`, newest first, and `latest` and `live`; without any, suffixes of ids such as
-    `4f2a`.
+    """Complete a run's name: ids that begin with `incomplete`, newest first, `latest` and `live`; if none matches,
+    suffixes of ids such as `4f2a`.
 
     `ctx` holds the options typed before.
     """
@@ -28,7 +28,9 @@ def run_ids(ctx: Any, incomplete: str) -> list[str]:
 
 
 def environments(incomplete: str) -> list[str]:
-    """Shipped environments and Python files that begin with `incomplete`."""
+    """Complete an environment: shipped ones and Python files that begin with `incomplete`, then keys of the
+    configuration.
+    """
     folder = Path(__file__).resolve().parents[1] / "envs"
     files = (
         path.relative_to(folder) for path in folder.glob("**/*.py") if "\nENV = " in path.read_text(encoding="utf-8")
@@ -40,7 +42,9 @@ def environments(incomplete: str) -> list[str]:
 
 
 def keys(incomplete: str) -> list[str]:
-    """Overrides without their value, such as `algo.learning_rate=`."""
+    """Complete an override: keys of the configuration that begin with `incomplete`, with an equals sign
+    (`algo.learning_rate=`).
+    """
     from operant.config import keys as all_keys
 
     with contextlib.suppress(OSError, SyntaxError):
@@ -49,18 +53,22 @@ def keys(incomplete: str) -> list[str]:
 
 
 def configurations(incomplete: str) -> list[str]:
-    """Shipped recipes and TOML files that begin with `incomplete`; recipes' short names only if it is not empty."""
+    """Complete a configuration: shipped recipes and TOML files that begin with `incomplete`. Recipes' short names are
+    listed only if it is not empty.
+    """
     names = [*recipes.shipped(), *(recipes.short_names() if incomplete else ())]
     return [*(name for name in names if name.startswith(incomplete)), *_files(incomplete, ".toml")]
 
 
 def python_files(incomplete: str) -> list[str]:
-    """Python files and folders whose path begins with `incomplete`."""
+    """Complete a path: Python files and folders that begin with `incomplete`."""
     return _files(incomplete, ".py")
 
 
 def _files(incomplete: str, ending: str) -> list[str]:
-    """Paths that begin with `incomplete`: folders, with a trailing slash, and files that end in `ending`."""
+    """Complete a path: folders, with a trailing slash, and files with the suffix `ending` that begin with
+    `incomplete`.
+    """
     folder, slash, begin = incomplete.rpartition("/")
     found: list[str] = []
     with contextlib.suppress(OSError, ValueError):

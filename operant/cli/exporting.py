@@ -195,8 +195,8 @@ def export_metrics(
 
 
 def _snippet(to: str, made: Any, actor: Any) -> list[str]:
-    """Lines of a Python program that loads the exported file and computes an action. `to`: format of the file
-    `made`.
+    """Return the lines of a Python program that loads the exported file and computes an action. `to`: its format;
+    `made`: result of the export, with path and input names; `actor`: the exported policy.
     """
     size, dtype = actor.env.observation.size, actor.env.observation.dtype
     state = [(f"state_{k}", tuple(part.shape[:-1])) for k, part in enumerate(actor.initial_state(1))]

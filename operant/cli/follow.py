@@ -54,11 +54,10 @@ _LINGER = "(Ctrl-C again: stop now{}. To leave it running next time: --detach)"
 
 
 def follow(run: Run, *, stream: TextIO | None = None, presses: Presses | None = None) -> int:
-    """Watch a run to its end, drawing progress on `stream` (default: stderr). Returns the run's exit code. Ctrl-C asks
-    the trainer to stop and save; a second one kills it.
+    """Watch a run to its end, drawing progress on `stream` (default: stderr), and return the run's exit code. One
+    Ctrl-C or SIGTERM asks the trainer to stop and save; a second Ctrl-C kills it.
 
-    One Ctrl-C (or SIGTERM) asks the trainer to stop and save; a second one kills it. If the stream's terminal or pipe
-    closes, only the viewer ends (129).
+    If the stream's terminal or pipe closes, only the viewer ends (129).
     """
     viewer = _Viewer(run, stream or sys.stderr, presses=presses or Presses())
     with viewer.presses.counted():
@@ -74,9 +73,8 @@ def follow_to_first_record(
     detach: bool = True,
 ) -> int:
     """Watch a run until its first metrics record and return 0; if it ends before, return its exit code. `notice` is
-    printed first. With `detach` the commands to reattach are printed at the end.
-
-    With `detach`, print the commands to reattach; without, the caller continues to watch.
+    printed first. With `detach` the commands to reattach are printed at the end; without, the caller continues to
+    watch.
     """
     viewer = _Viewer(run, stream or sys.stderr, presses=presses or Presses())
     with viewer.presses.counted():
@@ -84,19 +82,15 @@ def follow_to_first_record(
 
 
 def wait(run: Run, timeout_s: float | None, *, stream: TextIO | None = None) -> int:
-    """Watch a run to its end without control over it. Returns its exit code, or 124 after `timeout_s` (None: no
-    limit).
-
-    Ctrl-C ends only the waiting.
+    """Watch a run to its end without control over it: Ctrl-C ends only the waiting. Returns the run's exit code, or 124
+    after `timeout_s` (None: no limit).
     """
     return _Viewer(run, stream or sys.stderr).watch(timeout_s=math.inf if timeout_s is None else timeout_s)
 
 
 def start_and_wait_first_record(run: Run, worker_argv: Sequence[str], *, stream: TextIO | None = None) -> int:
-    """Start a worker process for a run, detached, and wait for the run's first metrics record. Returns 0, or the run's
-    exit code if it ends before.
-
-    Returns 0 after printing the commands to reattach, or the result of `follow` if the run ends before.
+    """Start a detached worker process for a run and wait for the run's first metrics record. Returns 0 after printing
+    the commands to reattach, or the run's exit code if it ends before.
 
     Raises UsageError if a detached run would be killed with its job (Slurm, Kubernetes), and the errors of
     `launch.start`.
@@ -107,8 +101,8 @@ def start_and_wait_first_record(run: Run, worker_argv: Sequence[str], *, stream:
 
 
 class Presses:
-    """Counters of Ctrl-C and SIGTERM. Inside `counted` these signals do not end the process. Works only in the main
-    thread.
+    """Counter of Ctrl-C and SIGTERM signals. Inside `counted` these signals do not end the process. Works only in the
+    main thread.
 
     A caller that starts a run counts from before the start: a Ctrl-C in between must not leave the run unattended.
     """
@@ -119,7 +113,9 @@ class Presses:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Count signals inside the block. May be nested. Does nothing outside the main thread."""
+        """Context manager in which Ctrl-C and SIGTERM are counted and do not end the process. May be nested. Does
+        nothing outside the main thread.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -139,13 +135,14 @@ class Presses:
             self._wake = outer
 
     def sleep(self, seconds: float) -> None:
-        """Sleep until `seconds` have passed or a counted signal arrives."""
+        """Sleep until `seconds` have passed or Ctrl-C or SIGTERM arrives."""
         if self._wake is None:
             time.sleep(seconds)
         elif select.select([self._wake], [], [], seconds)[0]:
             os.read(self._wake, 64)
 
     def _count(self, number: int, frame: FrameType | None) -> None:
+        """Count a signal, as the handler of SIGINT and SIGTERM. Interrupts within 0.3 s count once."""
         now_s = time.monotonic()
         if number == signal.SIGTERM:
             self.terminations += 1
@@ -154,12 +151,12 @@ class Presses:
 
     @property
     def wanted(self) -> int:
-        """Action that the signals request: 0 none, 1 stop and save, 2 kill."""
+        """Action that the counted signals request: 0 none, 1 stop and save, 2 kill."""
         return 2 if self.interrupts >= 2 else min(1, self.interrupts + self.terminations)
 
 
 class _Viewer:
-    """Viewer of one run: the progress line on a stream, its messages, and the signals sent to the trainer. `watch`
+    """Viewer of one run: draws its progress line and messages on a stream and forwards Ctrl-C to the trainer. `watch`
     updates it until the run ends.
     """
 
@@ -181,6 +178,10 @@ class _Viewer:
         detach: bool = True,
         timeout_s: float = math.inf,
     ) -> int:
+        """Draw the run's progress until its end, and return its exit code, 124 after `timeout_s`, 129 if the stream
+        closes, or 137 if the user left a trainer that does not die. `notice` is printed first; `until_first_record`:
+        return 0 at the first record, with `detach` after printing the commands to reattach.
+        """
         try:
             if notice:
                 self._screen.above(notice)
@@ -218,8 +219,8 @@ class _Viewer:
             raise
 
     def _new_records(self) -> list[tuple[Record, dict[str, float]]]:
-        """Metrics records of this training session since the last call, each with its finite values by name. [] before
-        the session has begun.
+        """Return the metrics records of this training session since the last call, each with its finite values by name;
+        [] before the session has begun.
         """
         reader, look = self._follower.reader, self._follower.look
         if reader is None or look.status is None or look.earlier:
@@ -227,7 +228,7 @@ class _Viewer:
         return [(record, states.values_of(reader, record)) for record in self._follower.new_records()]
 
     def _warn(self) -> None:
-        """Print the trainer's new warnings of this session above the progress line."""
+        """Print new warnings of the trainer above the progress line."""
         look = self._follower.look
         for event in self._follower.new_events() if look.status is not None and not look.earlier else ():
             if event.level == "warn":
@@ -241,8 +242,8 @@ class _Viewer:
             self._screen.above(f"replay: {replay}")
 
     def _store_records(self, records: list[tuple[Record, dict[str, float]]]) -> None:
-        """Store the newest values and print evaluations above the progress line; of those before this viewer started
-        only the last.
+        """Store the newest metric values and print evaluations above the progress line; of those before this viewer
+        started only the last.
         """
         announcements = []
         for record, values in records:
@@ -263,6 +264,9 @@ class _Viewer:
             self._track.popleft()
 
     def _has_ended(self, look: Observation, now_s: float) -> bool:
+        """Whether the run has ended for good: the cause is written, or 2 s have passed since the trainer released the
+        run's lock. `now_s`: monotonic clock.
+        """
         if look.held:
             self._free_s = None
             return False
@@ -281,14 +285,15 @@ class _Viewer:
         return now_s - self._free_s >= _EXIT_GRACE_S
 
     def _is_deleted(self) -> bool:
+        """Whether the run's folder is gone."""
         return not os.path.isdir(self._follower.run.path)
 
     # ------------------------------------------------------------------------------------------------------------------
     # stopping
 
     def _send_requested_signal(self, look: Observation, now_s: float) -> None:
-        """Send the trainer the signal that Ctrl-C requests: SIGTERM after one, SIGKILL after two. Tried again until it
-        can be sent.
+        """Send the trainer the signal that Ctrl-C requests: SIGTERM after one, SIGKILL after two. Retried at the next
+        call if it cannot be sent; after 3 s a message reports that.
         """
         wanted = self.presses.wanted
         if wanted <= self._sent:
@@ -313,6 +318,9 @@ class _Viewer:
     # drawing
 
     def _draw(self, now_s: float, *, last: bool = False) -> None:
+        """Redraw the progress line; if the stream is not a terminal, print it every 5 s, on a change of state and if it
+        is the `last`.
+        """
         content, kind = self._progress_line(now_s)
         if self._screen.is_terminal:
             self._screen.show(content[: self._screen.columns])
@@ -321,7 +329,7 @@ class _Viewer:
             self._screen.show(content)
 
     def _progress_line(self, now_s: float) -> tuple[str, str]:
-        """Current text of the progress line, and its kind: a line of a new kind is printed at once."""
+        """Return the current text of the progress line, and its kind: a line of a new kind is printed at once."""
         state = self._follower.state
         if self._record is None:
             waited = text.duration(now_s - self._begin_s)
@@ -346,8 +354,8 @@ class _Viewer:
         ), f"running {note}"
 
     def _left_s(self) -> float | None:
-        """Seconds to the planned end at the recent rate, which includes evaluations and checkpoints; None if either is
-        unknown.
+        """Return the seconds to the planned end at the recent rate, which includes evaluations and checkpoints; None
+        without a planned end or a rate.
         """
         steps, step = integer_of(self._follower.run.document, "steps"), 0 if self._record is None else self._record.step
         (first_ns, first), (last_ns, last) = self._track[0], self._track[-1]
@@ -362,6 +370,7 @@ class _Viewer:
     # closing
 
     def _leave(self, detach: bool) -> int:
+        """End the viewer while the run continues and return 0; with `detach`, print the commands to reattach."""
         run = self._follower.run
         self._screen.end()
         short = text.safe(run.short)
@@ -372,9 +381,8 @@ class _Viewer:
         return 0
 
     def _print_outcome(self, look: Observation) -> int:
-        """Print the run's outcome and the next commands. Returns the run's exit code.
-
-        Returns the run's exit code; for a finished run whose metrics file is damaged, that of BadFileError.
+        """Print the run's outcome and the next commands, and return the run's exit code; for a finished run whose
+        metrics file is damaged, that of BadFileError.
         """
         run, state = self._follower.run, self._follower.state
         code = states.exit_code(look) or (BadFileError.exit_code if state.word == "unreadable" else 0)
@@ -409,8 +417,8 @@ class _Viewer:
         return code
 
     def _outcome_facts(self, look: Observation) -> list[str]:
-        """Parts of the outcome line: cause, last evaluation and target, steps and time, and the checkpoint for a
-        resume.
+        """Return the parts of the outcome line: cause, last evaluation and target, steps and time, and the checkpoint
+        for a resume.
         """
         state, document = self._follower.state, self._follower.run.document
         facts = [state.cause] if state.cause else []

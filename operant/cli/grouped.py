@@ -23,12 +23,14 @@ _RIGHT = (0, *range(3, 7))
 
 
 def find(text: str, scope: tuple[Path, bool]) -> Group | None:
-    """Group with a name; None if the name is not that of a group. `scope`: the runs searched, from `runs.scope`."""
+    """Find the group named `text`; None if the name is not that of a group. `scope`: the runs searched, from
+    `runs.scope`.
+    """
     return groups.find(text, *scope)
 
 
 def create(*args: Any, **fields: Any) -> Group:
-    """Create a group (runs of one configuration that differ in the seed) and print a line for each seed whose run id
+    """Create a group (runs of one configuration that differ in the seed). Prints a line for each seed whose run id
     exists already: that run gets another id. All arguments are passed to `groups.create`.
     """
     group = groups.create(*args, **fields)
@@ -37,8 +39,8 @@ def create(*args: Any, **fields: Any) -> Group:
 
 
 def stop_all(scope: tuple[Path, bool], *, now: bool) -> None:
-    """Ask all groups in `scope` to start no further run, and stop all sweeps; with `now` their runs are killed after a
-    few seconds.
+    """Ask all groups in `scope` to start no further run, and stop all sweeps. `now`: kill the sweeps' runs after a few
+    seconds.
     """
     from operant.cli import sweeping
 
@@ -48,8 +50,9 @@ def stop_all(scope: tuple[Path, bool], *, now: bool) -> None:
 
 
 def stop_members(text: str, scope: tuple[Path, bool], *, now: bool) -> list[Run] | None:
-    """Ask a group or sweep in `scope` to start no further run. Returns its runs, which still have to be stopped; None
-    if the name is that of neither. `now`: a sweep's runs are killed after a few seconds.
+    """Ask the group or sweep named `text` to start no further run. Returns its runs, which the caller still has to
+    stop, or None if the name is that of neither. `scope`: the runs searched; `now`: a sweep's runs are killed after a
+    few seconds.
     """
     from operant.cli import sweeping
 
@@ -64,7 +67,7 @@ def stop_members(text: str, scope: tuple[Path, bool], *, now: bool) -> list[Run]
 
 
 def run(group: Group, *, detach: bool, is_new: bool = False) -> int:
-    """Start or continue a group and watch it to its end. Returns the exit code. `detach`: return at its first record.
+    """Start or continue a group and watch it to its end, or with `detach` to its first record. Returns the exit code.
     `is_new`: delete the group if it made no run.
     """
     presses = follow.Presses()
@@ -119,7 +122,7 @@ _LIVE = ("starting", "running", "paused", "stopping", "stalled", "suspended")
 
 
 def _ask(group: Group, wanted: int) -> None:
-    """Ask a group to stop with checkpoints (`wanted` 1), or kill its runs (2)."""
+    """Ask a group to stop with checkpoints (`wanted` = 1), or kill its runs (2)."""
     if wanted == 1:
         groups.ask_stop(group)
         say("Stopping: each training run saves a checkpoint (Ctrl-C again: stop now without saving)")
@@ -129,7 +132,7 @@ def _ask(group: Group, wanted: int) -> None:
 
 def _end(group: Group, *, terminal: bool) -> int:
     """Print the outcome of a group. Returns the exit code of its first unfinished run, 0 if all have finished.
-    `terminal`: the table is drawn already.
+    `terminal`: its table is on the screen already.
     """
     if problem := group.document.get("problem"):
         say(*str(problem).splitlines())
@@ -145,7 +148,9 @@ def _end(group: Group, *, terminal: bool) -> int:
 
 
 def lines(described: Mapping[str, Any]) -> list[str]:
-    """Lines about a group: a table of its runs, then the mean over them. `described`: result of `groups.describe`."""
+    """Format a group as lines: a table of its runs, then the mean over them. `described`: result of
+    `groups.describe`.
+    """
     rows = [
         (
             str(row["seed"]),
@@ -167,8 +172,8 @@ def lines(described: Mapping[str, Any]) -> list[str]:
 
 
 def mean(described: Mapping[str, Any]) -> str:
-    """Mean evaluation over seeds with its 95 % confidence interval, as text; "-" without one. `described`: result of
-    `groups.describe`.
+    """Format a group's mean evaluation over seeds with its 95 % confidence interval; "-" without one. `described`:
+    result of `groups.describe`.
     """
     band = described["bands"]["eval_return"]
     if band is None:
@@ -178,8 +183,8 @@ def mean(described: Mapping[str, Any]) -> str:
 
 
 def show(text: str, scope: tuple[Path, bool], *, as_json: bool) -> bool:
-    """Print the group or sweep in `scope` with a name, with `as_json` as JSON. Returns False if the name is that of
-    neither.
+    """Print the group or sweep named `text`, with `as_json` as JSON. Returns False, printing nothing, if the name is
+    that of neither. `scope`: the runs searched.
     """
     from operant.cli import sweeping
 
@@ -202,7 +207,7 @@ def show(text: str, scope: tuple[Path, bool], *, as_json: bool) -> bool:
 
 
 def overview(scope: tuple[Path, bool], limit: int) -> list[str]:
-    """Table of the `limit` newest groups (0: all) in `scope`; [] without groups."""
+    """Format the `limit` newest groups (0: all) in `scope` as the lines of a table; [] without groups."""
     described = [groups.describe(group) for group in groups.list_groups(*scope)[: limit or None]]
     rows = [
         (f"{row['finished']} of {row['seeds']} finished" + (", training" if row["live"] else ""), row["id"], mean(row))

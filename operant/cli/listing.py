@@ -20,7 +20,7 @@ _FALLBACK_SIZE = (80, 24)
 
 
 class Listing:
-    """Descriptions of the runs in `scope`, newest first; those of ended runs are cached. `wanted`: states to include
+    """Reader of the runs in `scope` for a live list. Caches the descriptions of ended runs. `wanted`: states to include
     (empty: all).
     """
 
@@ -29,12 +29,15 @@ class Listing:
         self._ended: dict[Path, dict[str, Any]] = {}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Current description of each run in a wanted state, as `states.describe` returns it."""
+        """Return the current description of each run in a wanted state, newest first, as `states.describe`
+        returns it.
+        """
         described = [(run, self._describe(run)) for run in runs.list_runs(*self._scope)]
         self._ended = {run.path: row for run, row in described if row["state"] in ENDED}
         return [row for _, row in described if not self._wanted or row["state"] in self._wanted]
 
     def _describe(self, run: runs.Run) -> dict[str, Any]:
+        """Describe a run; one that had ended and has not been resumed is described from the cache, with its new age."""
         known = self._ended.get(run.path)
         # A new worker takes the lock and writes its pid: without either, the run has not been resumed.
         if known is not None and runs.probe(run.path) is False and known["pid"] == integer_of(run.document, "pid"):
@@ -44,8 +47,8 @@ class Listing:
 
 
 def draw(make: Callable[[], list[str]], stream: TextIO, *, period_s: float = _PERIOD_S) -> None:
-    """Draw the lines that `make` returns on a terminal, and again every `period_s`, until Ctrl-C or until the terminal
-    closes.
+    """Draw the lines that `make` returns on a terminal, again every `period_s` seconds, until Ctrl-C or until the
+    terminal closes.
     """
     drawn: list[str] = []
     try:
@@ -59,7 +62,9 @@ def draw(make: Callable[[], list[str]], stream: TextIO, *, period_s: float = _PE
 
 
 def redraw(stream: TextIO, before: list[str], lines: list[str]) -> list[str]:
-    """Replace the lines `before` above the cursor by `lines`, cut to the terminal's size. Returns the drawn lines."""
+    """Replace the lines `before`, which end above the terminal's cursor, by `lines`, cut to the terminal's size.
+    Returns the drawn lines, to be passed as `before` next time.
+    """
     try:
         columns, rows = os.get_terminal_size(stream.fileno())
     except OSError:

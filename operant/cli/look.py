@@ -187,6 +187,7 @@ def list_runs(
 
 
 def _lines(rows: list[dict[str, Any]], limit: int, empty: str) -> list[str]:
+    """Format descriptions of runs as a table, at most `limit` rows (0: all); the text `empty` without rows."""
     shown = rows[:limit] if limit else rows
     if any(row["tags"] for row in shown):
         return table((*_HEADS, "tags"), [(*_run_row(row), " ".join(row["tags"])) for row in shown], _RIGHT)
@@ -194,8 +195,8 @@ def _lines(rows: list[dict[str, Any]], limit: int, empty: str) -> list[str]:
 
 
 def _chosen(rows: Iterable[dict[str, Any]], asked: Mapping[str, str | None], sort: str) -> list[dict[str, Any]]:
-    """Rows that match the filters `asked` (tag, env, algo; None: any), ordered by `sort`. Rows without a value of that
-    key come last.
+    """Filter descriptions of runs by `asked` (tag, env, algo; None: any) and order them by the key `sort`. Runs without
+    a value of it come last.
     """
     tag, env, algo = asked["tag"], asked["env"], asked["algo"]
     matching = [
@@ -212,6 +213,7 @@ def _chosen(rows: Iterable[dict[str, Any]], asked: Mapping[str, str | None], sor
 
 
 def _run_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Format a run's description as the cells of a row."""
     return (
         row["state"],
         row["id"],

@@ -93,14 +93,14 @@ def list_envs(as_json: JsonOption = False) -> None:
 
 
 def _action_text(actions: list[str]) -> str:
-    """Names of an environment's actions; of more than a few the first two and the last."""
+    """Join the names of an environment's actions; of more than eight, the first two and the last. "-" without names."""
     if len(actions) > _MOST_NAMED:
         actions = [*actions[:2], "...", actions[-1]]
     return " ".join(actions) or "-"
 
 
 def _space(space: Any) -> str:
-    """Short text of an observation or action space: Box(4), Discrete(2), MultiDiscrete(3, 5)."""
+    """Format an observation or action space: Box(4), Discrete(2), MultiDiscrete(3, 5)."""
     if hasattr(space, "size"):
         return f"Box({space.size}{'' if space.dtype == 'float32' else f', {space.dtype}'})"
     return f"{type(space).__name__}({', '.join(map(str, space.n)) if isinstance(space.n, tuple) else space.n})"
@@ -142,8 +142,8 @@ def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
 
 
 def print_findings(examine: Callable[..., Iterator[Finding]], env: Env) -> bool:
-    """Run the checks that `examine` yields and print each result at once, on a terminal also the running check. Returns
-    whether all passed.
+    """Run the checks that `examine(env)` yields and print each result at once, on a terminal also the running check.
+    Returns whether all passed.
     """
     from operant.cli.progress import Screen
 
@@ -251,8 +251,8 @@ def config_schema() -> None:
 
 
 def show_origins(origins: Iterable[Origin], *, descriptions: bool = False) -> None:
-    """Print a configuration as TOML, with the source of each value as a comment. `descriptions` adds those of the
-    keys.
+    """Print a configuration as TOML, with the source of each value as a comment. `descriptions`: also print each key's
+    description.
     """
     section = ""
     for key, value, origin, description in origins:
@@ -267,6 +267,7 @@ def show_origins(origins: Iterable[Origin], *, descriptions: bool = False) -> No
 
 
 def _toml(value: Any) -> str:
+    """Format a value as TOML."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (str, bool)) else repr(value)

@@ -36,8 +36,8 @@ _SIDES = (16, 2048)  # pixels
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[Callable[[], None]]:
-    """Defer Ctrl-C, SIGTERM and SIGHUP within the block to calls of the yielded function, so that no partial file
-    remains.
+    """Context manager that defers Ctrl-C, SIGTERM and SIGHUP to calls of the function it yields, which then raises
+    SystemExit, so that no partial file remains.
 
     A handler that raises could do so where Python drops the exception, such as between a fork and its return. A second
     signal ends the process immediately.
@@ -174,8 +174,8 @@ def render(
 
 
 def _side(size: int, lanes: int, gap: int) -> int:
-    """Side length in pixels of each of `lanes` games in a square picture of `size` pixels, `gap` pixels apart. Raises
-    UsageError if a game gets too few.
+    """Return the side in pixels of each of `lanes` games in a square picture of `size` pixels, `gap` pixels apart.
+    Raises UsageError if a game gets too few.
     """
     within("--lanes", lanes, 1, 256)
     within("--size", size, *_SIDES)
@@ -244,8 +244,8 @@ def play(
 
 
 def _on_screen(game: screen.Playable, stage: viewer.Stage, *, largest: int | None = None) -> None:
-    """Show a game on the terminal until it ends, at most `largest` pixels wide and high. Raises typer.Exit if a signal
-    or an error ended it.
+    """Show a game on the terminal until it ends, its picture at most `largest` pixels wide and high (None: what fits).
+    Raises typer.Exit if a signal or an error ended it.
     """
     from monitor.screen.terminal import tied_to_terminal
     from operant.play.screen import GameScreen, View
@@ -259,7 +259,9 @@ def _on_screen(game: screen.Playable, stage: viewer.Stage, *, largest: int | Non
 
 @contextlib.contextmanager
 def _preparing(name: str) -> Iterator[None]:
-    """Show a progress line while kernels compile, which takes seconds the first time."""
+    """Context manager that shows a progress line with the environment's name while kernels compile, which takes seconds
+    the first time.
+    """
     from operant.cli.progress import Screen
 
     screen = Screen(sys.stderr)
@@ -272,7 +274,8 @@ def _preparing(name: str) -> Iterator[None]:
 
 
 def _configured(environment: str, params: Sequence[str]) -> Any:
-    """Load a configuration for an environment with parameters KEY=VALUE, with the checks of training.
+    """Load the configuration for playing an environment (name or file), with `params` KEY=VALUE and the checks of
+    training.
 
     Raises UsageError, ConfigError, NotFoundError.
     """
@@ -306,9 +309,9 @@ def spectate(
     fps: float | None,
     trust: bool,
 ) -> None:
-    """Show episodes of a checkpoint's policy on the terminal, and print their returns. `what` is a run in `scope` or a
-    path; `greedy`: most likely actions instead of sampled ones. `trust` allows code that is not known to be this
-    user's. Raises like `load_policy.load`.
+    """Show episodes of a checkpoint's policy on the terminal, then print their returns. `what` is a run in `scope` or a
+    path, `which` the checkpoint; `greedy`: most likely actions instead of sampled ones. `trust` allows code that is not
+    known to be this user's. Raises like `load_policy.load`.
     """
     from operant.play import load_policy, screen, video, viewer
 
@@ -332,7 +335,7 @@ def spectate(
 
 
 def _games(returns: Sequence[float]) -> str:
-    """Number of ended episodes and the returns of the last five, as text."""
+    """Format the number of ended episodes and the returns of the last five."""
     if not returns:
         return "no episode ended"
     mean = f"  mean {sum(returns) / len(returns):.6g}" if len(returns) > 1 else ""
@@ -345,8 +348,8 @@ def _games(returns: Sequence[float]) -> str:
 def staged(
     loaded: load_policy.LoadedPolicy, *, lanes: int, seed: int, greedy: bool
 ) -> tuple[viewer.Stage, viewer.Player]:
-    """Stage of `lanes` environments in the initial states of an evaluation, and the checkpoint's policy as their
-    player. `greedy`: most likely actions instead of sampled ones.
+    """Build a stage (environments with their pictures) of `lanes` lanes in the initial states of an evaluation, and a
+    player that applies the loaded policy to it. `greedy`: most likely actions instead of sampled ones.
 
     Raises UsageError for an environment that draws no images.
     """
@@ -369,7 +372,7 @@ def staged(
 
 
 def _limits(pace: video.Pace, seconds: float | None, steps: int | None, episodes: int) -> video.Limits:
-    """Length of a video in frames, steps and episodes: as requested, else ten seconds."""
+    """Return the length of a video in frames, steps and episodes, as the options request; ten seconds without any."""
     from operant.play.video import Limits
 
     if seconds is None and steps is None and not episodes:
@@ -380,7 +383,9 @@ def _limits(pace: video.Pace, seconds: float | None, steps: int | None, episodes
 
 @contextlib.contextmanager
 def _progress(limits: video.Limits, check: Callable[[], None]) -> Iterator[Callable[[int], None]]:
-    """Yield a callback for each frame's number. It calls `check`, and updates a progress line on a terminal."""
+    """Context manager that yields a callback to call with each frame's number. The callback calls `check`, and updates
+    a progress line on a terminal.
+    """
     from operant.cli.progress import Screen
 
     screen = Screen(sys.stderr)
@@ -400,7 +405,9 @@ def _progress(limits: video.Limits, check: Callable[[], None]) -> Iterator[Calla
 
 
 def _print_video(made: Mapping[str, Any]) -> None:
-    """Print a written video in two lines: file, frames, length and size; then the episodes' returns."""
+    """Print two lines about a written video: file, frames, length and size; then the episodes' returns. `made`: what
+    --json prints.
+    """
     kilobytes = f"{made['bytes'] / 1000:,.0f} kB"
     video_text = f"{made['frames']} frame{'s' * (made['frames'] != 1)}"
     if made["format"] != "png":

@@ -36,6 +36,7 @@ _NOT_A_NUMBER: Final = re.compile(r"is not a valid (int|float)(?:eger)?(?: range
 
 
 def _version(wanted: bool) -> None:
+    """Print Operant's version and exit, if the option is given."""
     if wanted:
         out(f"operant {__version__}")
         raise typer.Exit
@@ -51,7 +52,7 @@ def _options(
 
 
 def _key_hint(error: Any) -> list[str]:
-    """Hint for an unknown option that is a key of the configuration, such as --lr."""
+    """Return a hint for an unknown option that is a key of the configuration, such as --lr; [] for any other error."""
     option = getattr(error, "option_name", None)
     command = getattr(error.ctx, "command", None)
     if option is None or not {"words", "overrides"} & {parameter.name for parameter in getattr(command, "params", ())}:
@@ -63,8 +64,8 @@ def _key_hint(error: Any) -> list[str]:
 
 
 def _app_of(words: Sequence[str]) -> typer.Typer:
-    """Application that handles these words: with the named command alone, or with all commands if none is named (help,
-    completion, a typing error). Building the options of all commands takes a sixth of a start.
+    """Return the application for a command line's words: with the named command alone, or with all commands if none is
+    named (help, completion, a typing error). Building the options of all commands takes a sixth of a start.
     """
     for group in app.registered_groups if words else ():
         members: Any = group.typer_instance
@@ -79,7 +80,7 @@ def _app_of(words: Sequence[str]) -> typer.Typer:
 
 
 def run() -> int:
-    """Run the command line and return its exit code. Errors of the commands propagate."""
+    """Run the command line and return its exit code. Usage errors are printed; errors of the commands propagate."""
     words = sys.argv[1:]
     try:
         return _app_of(words)(words, prog_name="operant", standalone_mode=False) or 0

@@ -18,12 +18,12 @@ _LINE_CELLS = 4000
 
 
 class ViewerGoneError(Exception):
-    """The viewer's terminal or pipe was closed."""
+    """Raised when the terminal or pipe to which a viewer writes was closed."""
 
 
 class Progress(NamedTuple):
-    """Values of the progress line; unknown ones are None. `note` is a noteworthy state (stalled, stopping) as printable
-    text.
+    """Values of the progress line; None if unknown. `note` is a noteworthy state (stalled, stopping) as
+    printable text.
     """
 
     step: int
@@ -35,10 +35,8 @@ class Progress(NamedTuple):
 
 
 def line(progress: Progress, columns: int) -> str:
-    """Format the progress of a run in one line of at most `columns` cells; the least important parts are dropped
-    first.
-
-    The least important parts are dropped first; the bar fills the remaining cells.
+    """Format a run's progress as one line of at most `columns` cells. The least important parts are dropped first; a
+    bar fills the remaining cells.
     """
     share = _share(progress)
     steps = text.count(progress.step) + (f" / {text.count(progress.steps)}" if progress.steps else "") + " steps"
@@ -62,17 +60,18 @@ def line(progress: Progress, columns: int) -> str:
 
 
 def plain(progress: Progress) -> str:
-    """Format the progress for a pipe or a log: all parts, without a bar."""
+    """Format a run's progress for a pipe or a log: all parts, without a bar."""
     return line(progress, 10_000).lstrip("━─ ") if _share(progress) is not None else line(progress, 10_000)
 
 
 def _share(progress: Progress) -> float | None:
+    """Return the fraction of the planned steps that is done, 0 to 1; None without a plan."""
     return min(1.0, max(0.0, progress.step / progress.steps)) if progress.steps else None
 
 
 class Screen:
-    """Output stream with a progress line at its end: redrawn in place on a terminal, printed as further lines
-    elsewhere.
+    """Writer to an output stream that keeps a progress line at its end: redrawn in place on a terminal, printed as
+    further lines elsewhere.
 
     Control characters are removed from all text, since it may contain names and texts of a run's files. Every method
     raises ViewerGoneError once the stream is closed.
@@ -98,7 +97,7 @@ class Screen:
         return _FALLBACK_COLUMNS - 1
 
     def show(self, content: str) -> None:
-        """Redraw the progress line, or print a further line if the stream is not a terminal."""
+        """Replace the progress line by `content`, or print it as a further line if the stream is not a terminal."""
         content = text.safe(content, _LINE_CELLS)
         if not self.is_terminal:
             self._write(content + "\n")
@@ -107,7 +106,7 @@ class Screen:
             self._drawn = content
 
     def above(self, content: str) -> None:
-        """Print permanent lines above the progress line."""
+        """Print permanent lines above the progress line, which stays."""
         content = text.safe(content, _LINE_CELLS, lines=True)
         drawn, self._drawn = self._drawn, ""
         self._write(f"\r\x1b[K{content}\n" if drawn else content + "\n")
@@ -121,6 +120,7 @@ class Screen:
             self._write("\r\x1b[K")
 
     def _write(self, content: str) -> None:
+        """Write text to the stream at once, in ASCII if its encoding requires that. Raises ViewerGoneError."""
         if not self._unicode:
             content = content.translate(_ASCII).encode(self._encoding, "replace").decode(self._encoding, "replace")
         try:

@@ -95,8 +95,8 @@ def profile(
 
 
 def _print_part_and_buffers(config: Any, part: str | None, memory: bool, iterations: int, *, as_json: bool) -> None:
-    """Time the `part` of an iteration (None: no part) and, with `memory`, list the trainer's buffers. Prints the
-    results, with `as_json` as JSON.
+    """Time the `part` of an iteration (None: no part) and, with `memory`, list the trainer's buffers; print both, with
+    `as_json` as JSON. `iterations`: number to time.
     """
     from operant.text import size
     from operant.tools import profile_parts
@@ -127,8 +127,8 @@ def _print_part_and_buffers(config: Any, part: str | None, memory: bool, iterati
 
 
 def _trace_path(trace: str) -> Path:
-    """Path of the trace file. Opened once before training, since torch's profiler only logs a failure. Raises
-    UsageError and NotFoundError.
+    """Return the path of the trace file after opening it once for writing, since torch's profiler only logs a failure.
+    Raises UsageError, NotFoundError, MachineError.
     """
     path = Path(trace)
     if not path.absolute().parent.is_dir():
@@ -258,16 +258,19 @@ def bench(
 
 
 def _words(text: str) -> list[str]:
+    """Split an option's value at commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _number(word: str) -> int:
+    """Parse a number of lanes. Raises UsageError."""
     if not word.isdecimal() or not 1 <= int(word) <= 1 << 30:
         raise UsageError(f"{word!r} is not a number of lanes")
     return int(word)
 
 
 def _size(word: str) -> tuple[int, int]:
+    """Parse `LANESxHORIZON`, such as 2048x16. Raises UsageError."""
     lanes, _, horizon = word.partition("x")
     if not horizon:
         raise UsageError(f"{word!r} is not a size: lanes x horizon, such as 2048x16")
@@ -275,6 +278,7 @@ def _size(word: str) -> tuple[int, int]:
 
 
 def _print_bench(found: Bench) -> None:
+    """Print the results of `operant bench`: a table for each part."""
     load = "" if found.load is None else f", load before {found.load:.2f}"
     out(f"{found.device}, torch {found.versions['torch']}, medians of {found.repeats}{load}")
     _print_part(("stepping", "lanes", "steps/s", "memory traffic"), [_stepping_row(row) for row in found.stepping])
@@ -289,21 +293,25 @@ def _print_bench(found: Bench) -> None:
 
 
 def _print_part(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table after an empty line; nothing without rows."""
     if rows:
         out("")
         print_table(heads, rows, right=range(1, len(heads)))
 
 
 def _stepping_row(row: Stepping) -> Sequence[str]:
+    """Format a measurement of environment stepping as the cells of a row."""
     return row.environment, f"{row.lanes:,}", _count(row.sps), f"{_count(row.bytes_per_s)}B/s"
 
 
 def _training_row(row: Training) -> Sequence[str]:
+    """Format a measurement of PPO training as the cells of a row."""
     times = (duration(row.iteration_s), duration(row.collect_s), duration(row.update_s))
     return f"{row.lanes:,} x {row.horizon}", row.precision, row.kernels, _count(row.sps), *times
 
 
 def _solved_row(row: Solved) -> Sequence[str]:
+    """Format a measurement of the time to solve CartPole as the cells of a row."""
     reached = "" if row.reached else ", not reached"
     return (
         f"seed {row.seed}",
@@ -318,7 +326,7 @@ def _solved_row(row: Solved) -> Sequence[str]:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration with three digits: `12.3 ms`."""
+    """Format a duration in seconds with three digits: `12.3 ms`."""
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if seconds * factor >= 0.9995:
             return f"{seconds * factor:.3g} {unit}"
@@ -326,7 +334,7 @@ def duration(seconds: float) -> str:
 
 
 def _count(number: float) -> str:
-    """Format a number with three digits and a prefix: `1.23 M`."""
+    """Format a number with three digits and a decimal prefix: `1.23 M`."""
     for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= factor:
             return f"{number / factor:.3g} {prefix}"
@@ -334,4 +342,5 @@ def _count(number: float) -> str:
 
 
 def _bytes(number: int) -> str:
+    """Format a number of bytes in MiB."""
     return f"{number / (1 << 20):,.1f} MiB"

@@ -68,8 +68,8 @@ def stop(
 
 
 def _runs_named(name: str, scope: Scope, now: bool) -> list[Run]:
-    """Run in `scope` with a name, or the runs of a group or sweep, which is asked to start no further run. `now`:
-    without checkpoints.
+    """Return the run in `scope` named `name`, or the runs of a group or sweep, which is asked to start no further run.
+    `now`: a sweep's runs are killed after a few seconds.
     """
     from operant import runs
     from operant.cli import grouped
@@ -79,9 +79,8 @@ def _runs_named(name: str, scope: Scope, now: bool) -> list[Run]:
 
 
 class _RunStopper:
-    """Procedure that stops one run: a request, then signals if the trainer does not answer. The constructor sends the
-    request, or prints that the run is not training. Call `advance` until `over`; `problem` is then the error of a stop
-    that failed.
+    """Stop of one run: a request, then signals if the trainer does not answer. The constructor sends the request, or
+    prints that the run is not training. Call `advance` until `over`; `problem` is then the error of a stop that failed.
     """
 
     def __init__(self, run: Run) -> None:
@@ -100,6 +99,7 @@ class _RunStopper:
         self._ask()
 
     def _ask(self) -> None:
+        """Send the request to stop; if the run's folder cannot be written, SIGTERM."""
         from operant.runs import control
 
         try:
@@ -114,8 +114,8 @@ class _RunStopper:
                 self.over, self.problem = True, error
 
     def advance(self, *, now: bool) -> None:
-        """Check the run's state and do the next step that is due: request again, SIGTERM without an answer or after a
-        refusal, with `now` SIGKILL after a few seconds, and give up at last.
+        """Check the run's state and take the next step towards its stop that is due: request again, SIGTERM without an
+        answer or after a refusal, with `now` SIGKILL after a few seconds, and give up at last.
         """
         from operant import runs
 
@@ -164,20 +164,22 @@ class _RunStopper:
             )
 
     def _is_acknowledged(self) -> bool:
+        """Whether the trainer has answered the request to stop."""
         return self._answer() is not None
 
     def _refusal(self) -> str | None:
-        """Reason that the trainer gave for refusing the request; None if it has not refused."""
+        """Return the reason that the trainer gave for refusing to stop; None if it has not refused."""
         answer = self._answer()
         return answer.text if answer is not None and answer.result == "refused" else None
 
     def _answer(self) -> Answer | None:
+        """Return the trainer's answer to the request; None without one."""
         from operant.runs import control
 
         return control.answer(self._run, self._ticket, 0.0) if self._ticket is not None else None
 
     def _signal(self, number: signal.Signals, *, instead: bool = False) -> bool:
-        """Send a signal to the trainer; `instead` also withdraws the request. Returns False if it cannot be sent, as
+        """Send a signal to the trainer; `instead`: also withdraw the request. Returns False if it cannot be sent, as
         from another container.
         """
         from operant import runs
@@ -189,6 +191,7 @@ class _RunStopper:
         return sent
 
     def _report_end(self, word: str) -> None:
+        """Print that the run has ended, with its state, its last checkpoint and the next command."""
         from operant import runs
 
         described = runs.describe(runs.load(self._run.path) or self._run)
@@ -229,8 +232,8 @@ def checkpoint(run: RunName, root: RootOption = None) -> None:
 
 
 def _ask(name: str, verb: str, root: str | None) -> tuple[Run, str]:
-    """Send the request `verb` to a run and wait until it is done. Returns the run and the trainer's answer. `root`:
-    value of --runs. Raises OperantError if it is refused or not done.
+    """Send the request `verb` (pause, unpause, checkpoint) to a run and wait until it is done. Returns the run and the
+    trainer's answer. `root`: value of --runs. Raises OperantError if the request is refused or not done.
     """
     from operant import runs
     from operant.runs import control

@@ -22,7 +22,9 @@ _NAME_CELLS = 12
 
 
 def lines(run: Run) -> list[str]:
-    """Lines of the summary. Reads the files of the run; texts from them may need `safe`."""
+    """Return the lines that `operant show` prints about a run: outcome, progress, results, next command. Texts come
+    from the run's files and may need `safe`.
+    """
     described, evaluations = runs.describe(run), runs.evaluated(run.path)
     word, cause = described["state"], described["cause"]
     rows = [
@@ -46,6 +48,7 @@ def lines(run: Run) -> list[str]:
 
 
 def _task(described: dict[str, Any]) -> str:
+    """Format environment, algorithm, lanes, device and seed of a run."""
     lanes = f"{described['lanes']:,} lanes" if described["lanes"] else ""
     device = f"on {described['device']}" if described["device"] else ""
     seed = f"seed {described['seed']}" if described["seed"] is not None else ""
@@ -54,7 +57,7 @@ def _task(described: dict[str, Any]) -> str:
 
 
 def _recipe(run: Run) -> str:
-    """Configuration file, or shipped recipe, and the keys that the command line changed."""
+    """Format the run's configuration file, or shipped recipe, and the keys that the command line changed."""
     request = run.document.get("request")
     request = request if isinstance(request, dict) else {}
     source, words = request.get("config"), []
@@ -70,6 +73,7 @@ def _recipe(run: Run) -> str:
 
 
 def _steps(described: dict[str, Any]) -> str:
+    """Format the run's steps, duration, speed and remaining time; "" before the first record."""
     step, steps = described["step"], described["steps"]
     if step is None:
         return ""
@@ -82,7 +86,7 @@ def _steps(described: dict[str, Any]) -> str:
 
 
 def _evaluation(run: Run, described: dict[str, Any], evaluations: Sequence[dict[str, Any]]) -> str:
-    """Last evaluation with its interval, the best one, and the target."""
+    """Format the run's last evaluation with its interval, the best one, and the target; "" without evaluations."""
     last = evaluations[-1] if evaluations else None
     mean = last["mean"] if last is not None else described["eval_return"]
     if mean is None:
@@ -99,6 +103,7 @@ def _evaluation(run: Run, described: dict[str, Any], evaluations: Sequence[dict[
 
 
 def _training(described: dict[str, Any]) -> str:
+    """Format the newest mean return and length of training episodes; "" without one."""
     if described["return"] is None:
         return ""
     length = f", length {number(described['length'])}" if described["length"] is not None else ""
@@ -106,7 +111,9 @@ def _training(described: dict[str, Any]) -> str:
 
 
 def _curve(run: Run, evaluations: Sequence[dict[str, Any]]) -> str:
-    """Sparkline of the evaluations, or of training returns if there are few; "" if the output cannot encode it."""
+    """Draw the run's evaluations as a sparkline, or its training returns if there are few evaluations; "" if the output
+    cannot encode it.
+    """
     what, values = "evaluation", [evaluation["mean"] for evaluation in evaluations]
     if len(values) < _FEWEST:
         what, values = "training", _returns(run)
@@ -125,7 +132,7 @@ def _curve(run: Run, evaluations: Sequence[dict[str, Any]]) -> str:
 
 
 def _returns(run: Run) -> list[float]:
-    """Training returns of the records in the metrics file."""
+    """Return the training returns of the records in the run's metrics file; [] if it cannot be read."""
     try:
         with Reader(run.metrics_path) as reader:
             found = (states.values_of(reader, record).get("return") for record in reader.since(0))
@@ -135,6 +142,7 @@ def _returns(run: Run) -> list[float]:
 
 
 def _checkpoint(run: Run, described: dict[str, Any]) -> str:
+    """Format the step of the run's last checkpoint and the work since then; "" before the first record."""
     step, unsaved_s = described["last_checkpoint_step"], described["unsaved_s"]
     if step is None and described["step"] is None:
         return ""
@@ -146,10 +154,12 @@ def _checkpoint(run: Run, described: dict[str, Any]) -> str:
 
 
 def _since(described: dict[str, Any]) -> str:
+    """Format the age of the run; "" if unknown."""
     return f", made {age(described['age_s'])} ago" if described["age_s"] is not None else ""
 
 
 def _next(run: Run, described: dict[str, Any]) -> str:
+    """Format the commands that make sense in the run's state."""
     short, word = run.short, described["state"]
     kept = described["last_checkpoint_step"] is not None or any(run.checkpoints_path.glob("step-*"))
     if word in states.LIVE or word == "remote":

@@ -73,8 +73,8 @@ def sweep(
 
 
 def _work_on(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> int:
-    """Work on a sweep in this process until it ends, with `workers` runs at a time. Returns the exit code. `trusted`
-    allows code that is not known to be this user's; `as_json` prints the result as JSON.
+    """Work on a sweep in this process until the sweep ends, with `workers` runs at a time, and return the exit code.
+    `trusted` allows code that is not known to be this user's; `as_json` prints the result as JSON.
     """
     from operant.cli import follow
     from operant.runs import sweeps
@@ -115,8 +115,8 @@ def _work_on(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> i
 
 
 def _detach(plan: Plan, workers: int | None, trusted: bool) -> int:
-    """Start a process without a terminal that works on a sweep, and return 0 once it has begun, else its exit code.
-    `trusted` allows code that is not known to be this user's.
+    """Start a process without a terminal that works on a sweep. Returns 0 once it has begun, or its exit code if it
+    ends before. `trusted` allows code that is not known to be this user's.
     """
     from operant.runs import launch, sweeps
 
@@ -144,8 +144,8 @@ def _detach(plan: Plan, workers: int | None, trusted: bool) -> int:
 
 
 def find(text: str, scope: tuple[Path, bool]) -> Path | None:
-    """Folder of the sweep with a name; None if the name is not that of a sweep. `scope`: the runs searched, from
-    `runs.scope`.
+    """Find the folder of the sweep named `text`; None if the name is not that of a sweep. `scope`: the runs searched,
+    from `runs.scope`.
     """
     from operant.runs import sweeps
 
@@ -153,7 +153,7 @@ def find(text: str, scope: tuple[Path, bool]) -> Path | None:
 
 
 def show(folder: Path, *, as_json: bool) -> None:
-    """Print a sweep with its trials, best first, with `as_json` as JSON."""
+    """Print the sweep in `folder` with its trials, best first, with `as_json` as JSON."""
     from operant.sweep import report
 
     plan, search = report.load_sweep(folder)
@@ -173,8 +173,8 @@ def stop_all(scope: tuple[Path, bool], *, now: bool) -> None:
 
 
 def stop(folder: Path, *, now: bool) -> list[Run]:
-    """Ask all processes that work on a sweep to end and wait for them. Returns the trials' runs that still train.
-    `now`: kill runs instead of saving checkpoints.
+    """Ask all processes that work on the sweep in `folder` to end, and wait for them. Returns the trials' runs that
+    still train. `now`: kill runs instead of saving checkpoints.
 
     Raises OperantError if a process on another machine does not answer.
     """
@@ -213,7 +213,9 @@ class _Table:
         self._terminal = sys.stderr.isatty()
 
     def say(self, line: str) -> None:
-        """Print a message about a trial; on a terminal not the outcomes that the table shows."""
+        """Print a message about a trial above the table; on a terminal the outcomes that the table shows are
+        left out.
+        """
         if not (self._terminal and re.match(r"trial [0-9]+ (finished|pruned):", line)):
             from operant.cli import listing
 
@@ -222,7 +224,7 @@ class _Table:
             self._drawn_s = float("-inf")
 
     def draw(self, journal: SweepJournal, trials: Sequence[SweepTrial], *, last: bool = False) -> None:
-        """Draw the table on a terminal, at most once a second; with `last` in any case."""
+        """Draw the table of trials on a terminal, at most once a second; with `last` in any case. Nothing elsewhere."""
         from operant.cli import listing
         from operant.sweep import report
 

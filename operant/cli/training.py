@@ -34,8 +34,8 @@ app = typer.Typer(**TYPER)
 
 
 class After(enum.Enum):
-    """Behaviour of a command once it has started a run: follow it, detach, open the monitor, train in this process
-    (inline), or only make the folder (prepare).
+    """Behaviour of a command after it has created a run: follow it, detach, open the monitor, train in this process
+    (inline), or start nothing (prepare).
     """
 
     FOLLOW = "follow"
@@ -155,12 +155,14 @@ def train(
 
 
 def _gpus(given: str | None) -> str | None:
-    """Value of `run.gpus` from the option --gpus: `0,1` becomes the list [0, 1]."""
+    """Return the value of `run.gpus` for the option --gpus: the list [0, 1] for `0,1`, anything else unchanged."""
     return f"[{given.strip(',')}]" if given is not None and "," in given and not given.startswith("[") else given
 
 
 def _after(**given: bool) -> After:
-    """Behaviour after the start, from the options that are given: at most one, else UsageError."""
+    """Return the behaviour named by the one option of `given` that is set, FOLLOW without one. Raises UsageError if
+    several are set.
+    """
     options = [option for option, selected in given.items() if selected]
     if len(options) > 1:
         raise UsageError(f"{' and '.join(f'--{option}' for option in options)} exclude each other: give one")
@@ -168,6 +170,9 @@ def _after(**given: bool) -> After:
 
 
 def _train(asked: Request, after: After, root: str | None, trusted: bool) -> None:
+    """Create a run and start its training as `after` says. Exits with the run's exit code; a run that never started is
+    deleted. `root`: value of --runs; `trusted` allows code that is not known to be this user's.
+    """
     from operant import runs
     from operant.runs import launch
 
@@ -201,7 +206,7 @@ def _start(
     run: Run, more: Sequence[str], after: After, notice: str | None, started: Callable[[], None] = lambda: None
 ) -> int:
     """Start a run's worker process with the arguments `more`, call `started` once it holds the run's lock, and watch
-    the run to its first record or, with FOLLOW, its end.
+    the run to its first record or, with FOLLOW, its end. Returns the exit code. `notice` is printed first.
 
     Returns the exit code.
     """
@@ -225,8 +230,8 @@ def _start(
 
 
 def _train_here(run: Run, trusted: bool) -> None:
-    """Train in this process, with the log on stderr, so that a debugger works. `trusted` allows code that is not known
-    to be this user's.
+    """Train a run in this process, with the log on stderr, so that a debugger works. `trusted` allows code that is not
+    known to be this user's.
     """
     from operant import runs
     from operant.training import worker
@@ -242,12 +247,16 @@ def _train_here(run: Run, trusted: bool) -> None:
 
 
 def _worker(run: Run, *more: str) -> list[str]:
+    """Return the command line of a run's worker process, with the arguments `more`."""
     from operant.runs import launch
 
     return [*launch.module_command("operant.training.worker"), str(run.path), "--spawn", *more]
 
 
 def _dry_run(asked: Request, trusted: bool) -> None:
+    """Print the configuration and an estimate of the device memory, and start nothing. `trusted` allows code that is
+    not known to be this user's.
+    """
     from operant.cli.machine import show_origins
     from operant.training.memory import CONTEXT_BYTES, estimate
 
@@ -294,6 +303,9 @@ def resume(
 
 
 def _resume(name: str, overrides: Sequence[str], start: str, after: After, root: str | None, trust: bool) -> None:
+    """Resume the run or group `name` from checkpoint `start` ("last", "best" or a step) and exit with its exit code.
+    `root` and `trust`: values of --runs and --trust. Raises UsageError, NotFoundError, BusyError.
+    """
     from operant import runs
     from operant.cli import grouped
     from operant.runs import launch
@@ -315,8 +327,8 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
 
 
 def _resume_group(group: grouped.Group, after: After, trust: bool) -> int:
-    """Resume the unfinished runs of a group, and print what becomes of each. Returns the exit code. `trust` allows code
-    that is not known to be this user's.
+    """Resume the unfinished runs of a group after printing what happens to each. Returns the exit code. `trust` allows
+    code that is not known to be this user's.
     """
     from operant import runs
     from operant.cli import grouped
@@ -401,14 +413,13 @@ def _resume_claimed(
 
 
 def _inode(path: Path) -> int | None:
-    """Inode of a file, to notice its replacement; None if it does not exist."""
+    """Return the inode of a file, by which its replacement is noticed; None if it does not exist."""
     return path.stat().st_ino if path.exists() else None
 
 
 def _steps_asked(asked: Request, checkpoint: Path | None, trusted: bool) -> int:
-    """Planned steps of a resume with the given overrides. `trusted` allows code that is not known to be this user's.
-    Raises ConfigError for overrides with which the run cannot resume from a checkpoint whose configuration file is
-    `checkpoint`.
+    """Return the planned steps of a resume with the given overrides. `checkpoint`: configuration file of the checkpoint
+    to resume from; `trusted` allows code that is not known to be this user's.
     """
     from operant.compute.runtime import quiet_threads
 

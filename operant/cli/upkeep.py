@@ -109,7 +109,7 @@ def rm(
 
 
 def _is_begin(name: str, id_: str) -> bool:
-    """Whether a name is only the beginning of an id, so that it may mean another run too."""
+    """Whether `name` is only the beginning of the run id `id_`, so that it may mean another run too."""
     return len(name) < len(id_) and id_.startswith(name) and not id_.endswith(f"-{name}")
 
 
