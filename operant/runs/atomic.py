@@ -36,7 +36,7 @@ HIDDEN_NAME = re.compile(r"\.(tmp|replaced|trash)-([a-z][a-z0-9-]{0,63})-([0-9]{
 
 
 class Hidden(NamedTuple):
-    """Hidden entry of a root folder: work in progress or a leftover of process `pid`. `kind` is tmp, replaced or trash;
+    """Hidden entry of a root folder: unfinished work or a leftover of process `pid`. `kind` is tmp, replaced or trash;
     `target` is the name of the folder it belongs to.
     """
 
@@ -48,8 +48,8 @@ class Hidden(NamedTuple):
 
 @contextmanager
 def opened(path: str | Path, *, root: int | None = None) -> Iterator[int]:
-    """Open a folder by its path, or by its name in the open folder `root`; yields the descriptor. Raises OSError if it
-    is missing or a symbolic link.
+    """Context manager that opens a folder by its path, or by its name in the open folder `root`, and yields the
+    descriptor. Raises OSError if it is missing or a symbolic link.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
     try:
@@ -59,7 +59,7 @@ def opened(path: str | Path, *, root: int | None = None) -> Iterator[int]:
 
 
 def make_root(path: Path) -> None:
-    """Make the folder `path`, for its owner alone, unless it exists. Raises OSError."""
+    """Make the folder `path`, accessible to its owner alone, unless it exists. Raises OSError."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
@@ -69,13 +69,13 @@ def make_root(path: Path) -> None:
 
 
 def free_bytes(where: int | Path) -> int | None:
-    """Free bytes of a folder's filesystem; None if unknown, as for some FUSE filesystems."""
+    """Return the free bytes of a folder's filesystem; None if unknown, as for some FUSE filesystems."""
     stats = os.fstatvfs(where) if isinstance(where, int) else os.statvfs(where)
     return stats.f_bavail * stats.f_frsize if stats.f_blocks else None
 
 
 def check_room(root: int, need_bytes: int) -> None:
-    """Raise OSError (ENOSPC) unless the filesystem of the open folder `root` has `need_bytes` and a tenth more."""
+    """Raise OSError (ENOSPC) unless the filesystem of the open folder `root` has `need_bytes` and a tenth more free."""
     free = free_bytes(root)
     if free is not None and free < need_bytes * 1.1:
         need, free_mb = need_bytes * 1.1 / 1e6, free / 1e6
@@ -86,7 +86,7 @@ def check_room(root: int, need_bytes: int) -> None:
 
 
 def write_file(folder: int, name: str, data: bytes | Iterable[bytes | memoryview]) -> dict[str, Any]:
-    """Write and fsync a new file in the open folder. Returns the {bytes, sha256} of what was written.
+    """Write and fsync a new file `name` in the open folder (a descriptor). Returns {bytes, sha256} of its content.
 
     Raises OSError if it exists, or if any call including close() fails (NFS and quotas report late).
     """
@@ -118,8 +118,8 @@ def commit(
     *,
     read_back: bool = True,
 ) -> None:
-    """Write a folder `name` with `files`, and a manifest with `fields`, into the open folder `root`: complete, or not
-    at all. `read_back` verifies it before a former folder of that name is deleted.
+    """Write a folder `name` with `files` (contents by name), and a manifest with `fields`, into the open folder `root`:
+    complete, or not at all. `read_back`: verify the new folder before a former one of that name is deleted.
 
     A folder of the same name is replaced after the new one is committed and, with `read_back`, read back. Raises
     OSError or BadFileError (read back with other content); the former folder is then still there, under its name or as
@@ -170,15 +170,15 @@ def _move_aside(root: int, name: str) -> str | None:
 
 
 def encode_manifest(fields: Mapping[str, Any]) -> bytes:
-    """Bytes of a manifest with `fields`: sorted JSON, in which `checksum` is the SHA-256 of the text without it."""
+    """Encode a manifest with `fields` as sorted JSON, in which `checksum` is the SHA-256 of the text without it."""
     body = json.dumps(dict(fields), sort_keys=True, indent=1, allow_nan=False)
     checksum = hashlib.sha256(body.encode()).hexdigest()
     return (json.dumps({**fields, "checksum": checksum}, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
 
 
 def decode_manifest(raw: bytes) -> dict[str, Any]:
-    """Fields of a manifest. Raises BadFileError unless the text is byte for byte that of `encode_manifest`, with valid
-    file names.
+    """Parse a manifest and return its fields. Raises BadFileError unless `raw` is byte for byte what `encode_manifest`
+    writes, with valid file names.
     """
     try:
         fields = json.loads(raw)
@@ -206,20 +206,21 @@ def decode_manifest(raw: bytes) -> dict[str, Any]:
 
 
 def _is_count(value: object) -> bool:
+    """Whether a value from JSON is an integer that is not negative."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def read_manifest(root: int, name: str) -> dict[str, Any]:
-    """Read the manifest of a committed folder in the open folder `root`, not its files. Raises BadFileError with the
-    reason.
+    """Read the manifest of the committed folder `name` in the open folder `root`, without its files. Raises
+    BadFileError with the reason.
     """
     with _reported(name), opened(name, root=root) as folder:
         return _manifest(folder)
 
 
 def read(root: int | None, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Read and check the manifest and all files of a committed folder. `name` is a path if `root` is None. Raises
-    BadFileError with the reason.
+    """Read and check a committed folder: return the fields of its manifest and the contents of all files by name.
+    `name` is a path if `root` is None. Raises BadFileError with the reason.
     """
     with _reported(name), opened(name, root=root) as folder:
         fields = _manifest(folder)
@@ -227,8 +228,8 @@ def read(root: int | None, name: str) -> tuple[dict[str, Any], dict[str, bytes]]
 
 
 def verify(root: int, name: str) -> dict[str, Any]:
-    """Read every file of a committed folder in the open folder `root`, compare sizes and hashes, and return the
-    manifest. Raises BadFileError with the reason.
+    """Read every file of the committed folder `name` in the open folder `root`, compare sizes and hashes, and return
+    the manifest. Raises BadFileError with the reason.
     """
     with _reported(name), opened(name, root=root) as folder:
         fields = _manifest(folder)
@@ -239,8 +240,8 @@ def verify(root: int, name: str) -> dict[str, Any]:
 
 
 def signature(root: int, name: str) -> tuple[Any, ...] | None:
-    """Inodes, sizes and change times of the entries of a folder in the open folder `root`, equal as long as nothing
-    changes; None if unreadable.
+    """Return a value that stays equal as long as no entry of the folder `name` in the open folder `root` changes:
+    inodes, sizes and change times. None if the folder is unreadable.
     """
     try:
         with opened(name, root=root) as folder:
@@ -254,7 +255,7 @@ def signature(root: int, name: str) -> tuple[Any, ...] | None:
 
 @contextmanager
 def _reported(name: str) -> Iterator[None]:
-    """Turn an OSError inside the block into a BadFileError about a folder that cannot be read."""
+    """Context manager that turns an OSError into a BadFileError about a folder that cannot be read."""
     try:
         yield
     except OSError as error:
@@ -264,6 +265,7 @@ def _reported(name: str) -> Iterator[None]:
 
 
 def _manifest(folder: int) -> dict[str, Any]:
+    """Read and check the manifest of an open folder. Raises BadFileError and OSError."""
     descriptor, size_bytes = _open_regular(folder, MANIFEST)
     try:
         if size_bytes > MANIFEST_LIMIT_BYTES:
@@ -275,7 +277,7 @@ def _manifest(folder: int) -> dict[str, Any]:
 
 
 def _checked(folder: int, name: str, record: Mapping[str, Any]) -> Iterator[bytes]:
-    """Yield the bytes of a file in pieces. Raises BadFileError, at the latest after the last piece, if size or hash
+    """Yield the content of a file in pieces. Raises BadFileError, at the latest after the last piece, if size or hash
     differ from `record`, the file's entry in the manifest.
     """
     descriptor, size_bytes = _open_regular(folder, name)
@@ -293,8 +295,8 @@ def _checked(folder: int, name: str, record: Mapping[str, Any]) -> Iterator[byte
 
 
 def _open_regular(folder: int, name: str) -> tuple[int, int]:
-    """Open a regular file of the open folder for reading, without blocking even on a FIFO. Returns descriptor and size;
-    raises BadFileError.
+    """Open a regular file of the open folder for reading, without blocking even on a FIFO. Returns descriptor and size
+    in bytes; raises BadFileError.
     """
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
@@ -331,8 +333,8 @@ def discard(root: int, name: str) -> None:
 
 
 def _remove(root: int, name: str) -> None:
-    """Delete a folder in the open folder `root` with its files; of a symbolic link only the link. Raises OSError for
-    files that were not written here, which stay.
+    """Delete the entry `name` of the open folder `root`: a folder with its files, or a file; of a symbolic link only
+    the link. Raises OSError if the folder holds files that were not written here, which stay.
     """
     stats = os.stat(name, dir_fd=root, follow_symlinks=False)
     if not stat.S_ISDIR(stats.st_mode):
@@ -346,19 +348,19 @@ def _remove(root: int, name: str) -> None:
 
 
 def list_names(root: int) -> list[str]:
-    """Names of all entries of the open folder `root`, sorted."""
+    """Return the names of all entries of the open folder `root`, sorted."""
     return sorted(os.listdir(root))
 
 
 def list_hidden(root: int) -> list[Hidden]:
-    """Hidden entries of the open folder `root` that this module made: work in progress and leftovers."""
+    """Return the hidden entries of the open folder `root` that this module made: unfinished work and leftovers."""
     matches = [(name, HIDDEN_NAME.fullmatch(name)) for name in list_names(root)]
     return [Hidden(name, match.group(1), match.group(2), int(match.group(3))) for name, match in matches if match]
 
 
 def sweep(root: int) -> None:
-    """Clean the open folder `root`: delete temporary folders and trash of dead processes and of failed commits of this
-    one, and settle each `.replaced-` folder.
+    """Delete leftovers in the open folder `root`: temporary folders and trash of dead processes and of failed commits
+    of this one. Each `.replaced-` folder is deleted, or restored if its successor is not valid.
 
     Only for the one writer of the root, between its commits. Leftovers of another living process stay. Raises OSError
     if the root cannot be listed; entries that cannot be deleted stay until the next call.
@@ -374,8 +376,8 @@ def sweep(root: int) -> None:
 
 
 def _settle(root: int, former: Hidden) -> None:
-    """Delete a replaced folder if its successor is valid; otherwise rename it to its former name. `root` is the open
-    folder that holds both.
+    """Delete a replaced folder if its successor is valid; otherwise rename it back to its former name. `root` is the
+    open folder that holds both.
     """
     try:
         verify(root, former.target)
@@ -391,6 +393,7 @@ def _settle(root: int, former: Hidden) -> None:
 
 
 def _is_alive(pid: int) -> bool:
+    """Whether a process exists on this machine; True if that is unknown."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

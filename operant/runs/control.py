@@ -53,32 +53,32 @@ _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class UnwritableError(MachineError):
-    """A request could not be written into the run folder, since the disk is full or read-only. The run belongs to the
-    caller and its trainer is alive.
+    """Raised if a request cannot be written into the run folder, since the disk is full or read-only. The run belongs
+    to the caller and its trainer is alive.
     """
 
 
 class Ticket(NamedTuple):
-    """Handle of a sent request, with which the sender finds its answer."""
+    """Handle of a request that was sent to a trainer, with which the sender finds the answer."""
 
     name: str
     verb: str
 
 
 class Answer(NamedTuple):
-    """Answer of the trainer to a request: a result, one of RESULTS, and a printable message."""
+    """Answer of a trainer to a request: a result, one of RESULTS, and a printable message."""
 
     result: str
     text: str
 
     @property
     def final(self) -> bool:
-        """Whether this answer is the last: not "accepted"."""
+        """Whether no further answer to the request follows: the result is not "accepted"."""
         return self.result != "accepted"
 
 
 class Request(NamedTuple):
-    """A valid request to this run that has not expired. `name` is its file; `left_s` the seconds until it expires."""
+    """Valid request to a run's trainer that has not expired. `name` is its file."""
 
     name: str
     verb: str
@@ -93,8 +93,8 @@ class Request(NamedTuple):
 
 
 def send(run: Run, verb: str, arguments: Mapping[str, Any] | None = None, *, expires_s: float = 60.0) -> Ticket:
-    """Send the trainer of a run the request `verb`, one of VERBS, valid for `expires_s`. `watch` takes {"mode": of
-    MODES, "size": pixels} and is renewed by sending it again.
+    """Send the trainer of a run the request `verb`, one of VERBS, valid for `expires_s` seconds. Returns the ticket for
+    `answer`. `watch` takes {"mode": of MODES, "size": pixels} and is renewed by sending it again.
 
     Raises NotFoundError if no trainer is alive, MachineError if it cannot be asked from here (another machine, another
     user), UnwritableError if its folder is not writable.
@@ -142,8 +142,8 @@ def send(run: Run, verb: str, arguments: Mapping[str, Any] | None = None, *, exp
 
 
 def answer(run: Run, ticket: Ticket, timeout_s: float, *, final: bool = False) -> Answer | None:
-    """Wait up to `timeout_s` for the trainer's answer to a request; None without one. With `final` "accepted" does not
-    count.
+    """Wait up to `timeout_s` seconds for the trainer's answer to the request of `ticket`; None without one. With
+    `final`, the answer "accepted" is not enough.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -160,8 +160,8 @@ def answer(run: Run, ticket: Ticket, timeout_s: float, *, final: bool = False) -
 
 
 def ask(run: Run, verb: str, timeout_s: float, waiting: Callable[[Answer], None] | None = None) -> Answer:
-    """Send a request and wait for its final answer. The result is "accepted" or "none" if the run ends or `timeout_s`
-    passes first.
+    """Send the trainer of a run the request `verb` and wait for its final answer. The result is "accepted" or "none" if
+    the run ends or `timeout_s` passes first.
 
     `waiting` is called once with the answer so far if it takes longer than a second. An interrupt withdraws the
     request. Raises like `send`.
@@ -186,12 +186,13 @@ def ask(run: Run, verb: str, timeout_s: float, waiting: Callable[[Answer], None]
 
 
 def withdraw(run: Run, ticket: Ticket) -> None:
-    """Delete a request that the trainer has not read yet."""
+    """Delete a request that the trainer has not read yet; nothing if it has."""
     with contextlib.suppress(OSError), _opened(run.path / "ctl") as folder:
         os.unlink(ticket.name, dir_fd=folder)
 
 
 def _check_reach(run: Run, verb: str) -> None:
+    """Check that the trainer of a run can be asked from here. Raises NotFoundError and MachineError with the reason."""
     name, held, local = safe(run.id), runfolder.probe(run.path), runfolder.is_local(run.document)
     if not held and (state := states.state(run)).ended:
         raise NotFoundError(f"{name} is not training: {state.word}")
@@ -210,12 +211,12 @@ def _check_reach(run: Run, verb: str) -> None:
 
 
 def own_name() -> str:
-    """Sender in the requests of this process: user@host."""
+    """Return the sender that requests of this process name: user@host."""
     return f"{user_name(os.geteuid())}@{safe(runfolder.host(), 64)}"
 
 
 def _sender() -> str:
-    """Identifier of this process, unique among those alive in all pid namespaces."""
+    """Return an identifier of this process, unique among those alive in all pid namespaces."""
     namespace = 0
     with contextlib.suppress(OSError):
         namespace = os.stat("/proc/self/ns/pid").st_ino
@@ -228,7 +229,9 @@ def _sender() -> str:
 
 @contextlib.contextmanager
 def _opened(path: Path | str, *, inside: int | None = None) -> Iterator[int]:
-    """Open a folder that only this user can write; yields the descriptor. Raises OSError otherwise."""
+    """Context manager that opens a folder which only this user can write, and yields the descriptor. Raises OSError for
+    any other folder.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
     try:
         stats = os.fstat(descriptor)
@@ -240,7 +243,9 @@ def _opened(path: Path | str, *, inside: int | None = None) -> Iterator[int]:
 
 
 def _write(folder: int, name: str, raw: bytes) -> None:
-    """Write a file in the open folder that appears complete. No fsync: no request is valid after a reboot."""
+    """Write a file in the open folder that appears complete, by rename. No fsync: no request is valid after a
+    reboot.
+    """
     temporary = f".{os.urandom(16).hex()}.tmp"
     descriptor = os.open(
         temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder
@@ -260,8 +265,8 @@ def _write(folder: int, name: str, raw: bytes) -> None:
 
 
 class Inbox:
-    """Requests to one run, as its trainer receives and answers them. `folder` is the run folder; `report` takes a line
-    for the log. Never raises for the folder's content.
+    """Inbox of a run's trainer: receives and answers requests. `folder` is the run folder; `report` takes a line for
+    the log. Never raises for the folder's content.
 
     For one thread at a time.
     """
@@ -281,9 +286,8 @@ class Inbox:
                     os.unlink(name, dir_fd=ctl)
 
     def poll(self) -> list[Request]:
-        """New requests, oldest first. Costs one `stat` if there are none. Each but `watch` must be settled.
-
-        Each request but `watch` must be settled. Invalid ones are refused or ignored here.
+        """Return the new requests to the trainer, oldest first. Costs one `stat` if there are none. Invalid requests
+        are refused or ignored here; each returned one but `watch` must be answered by `settle`.
         """
         try:
             stats = os.stat(self._path, follow_symlinks=False)
@@ -305,7 +309,9 @@ class Inbox:
             return []
 
     def settle(self, request: Request, result: str, text: str = "") -> None:
-        """Answer a request with `result`, one of RESULTS, and a message. A later call replaces the answer."""
+        """Answer a request to the trainer with `result`, one of RESULTS, and a message. A later call replaces the
+        answer.
+        """
         document = {
             **request.document,
             "result": result,
@@ -326,12 +332,13 @@ class Inbox:
 
     @staticmethod
     def _names(folder: int) -> set[str]:
+        """Return the names in an open folder, at most 1,000."""
         with os.scandir(folder) as entries:
             return {entry.name for entry in itertools.islice(entries, _MOST_NAMES)}
 
     def _take(self, ctl: int, name: str) -> Request | None:
-        """Read the request in a file of the open folder; None if it was read before, is refused (answered here), or is
-        not a request.
+        """Read the request in the file `name` of the open folder; None if it was read before, is refused (answered
+        here), or is not a request.
         """
         try:
             stats = os.stat(name, dir_fd=ctl, follow_symlinks=False)
@@ -356,7 +363,7 @@ class Inbox:
         return None
 
     def _request(self, name: str, document: Mapping[str, Any]) -> tuple[Request, str]:
-        """Parse a request. Returns it and the reason to refuse it, "" if it is valid. Raises ValueError for content
+        """Parse a request. Returns it and the reason to refuse it, "" if it is valid. Raises ValueError for a document
         that is not a request.
         """
         verb, arguments = document.get("verb"), document.get("args")
@@ -387,7 +394,7 @@ class Inbox:
                     os.unlink(name, dir_fd=done)
 
     def _report_once(self, about: str, line: str) -> None:
-        """Report a line unless one `about` the same subject was reported before."""
+        """Report a line for the log, unless one `about` the same subject was reported before."""
         if about not in self._reported and len(self._reported) < _MOST_NAMES:
             self._reported.add(about)
             self._report(line)
@@ -416,6 +423,7 @@ def _read(folder: int, name: str, stats: os.stat_result) -> dict[str, Any]:
 
 
 def _check_file(stats: os.stat_result) -> None:
+    """Raise ValueError unless a request file is regular, belongs to this user, and is at most 4 KiB long."""
     if not stat.S_ISREG(stats.st_mode):
         raise ValueError("not a regular file")
     if stats.st_uid != os.geteuid():
@@ -425,8 +433,8 @@ def _check_file(stats: os.stat_result) -> None:
 
 
 def _left_s(document: Mapping[str, Any]) -> float:
-    """Seconds until a request expires: by the boot clock if it was sent since this boot, otherwise by the wall
-    clock.
+    """Return the seconds until a request expires: by the boot clock if it was sent since this boot, otherwise by the
+    wall clock.
     """
     boottime_ns, realtime_ns = integer_of(document, "expires_boottime_ns"), integer_of(document, "expires_realtime_ns")
     if boottime_ns is not None and runfolder.boot_id() and document.get("boot_id") == runfolder.boot_id():

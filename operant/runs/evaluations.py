@@ -23,8 +23,8 @@ _MOST_BYTES = 64 << 20
 
 
 def evaluated(folder: Path) -> list[dict[str, Any]]:
-    """Evaluations in the file of a run folder, by step; a confirmed evaluation replaces the first one of its step.
-    Skips half a line at the end, and lines without a finite step and mean.
+    """Return the evaluations in the file of a run folder, by step; a confirmed evaluation replaces the first one of its
+    step. Skips half a line at the end, and lines without a finite step and mean.
     """
     by_step: dict[int, dict[str, Any]] = {}
     with contextlib.suppress(OSError), open(_opened(folder / _PATH, os.O_RDONLY), "rb") as file:
@@ -38,15 +38,15 @@ def evaluated(folder: Path) -> list[dict[str, Any]]:
 
 
 class Evaluations:
-    """Appends evaluations to the file of a run folder. If the file cannot be written, is a symbolic link or not a
-    regular file, that is reported and the line is lost.
+    """Writer of a run folder's evaluations. If the file cannot be written, is a symbolic link or not a regular file,
+    that is reported and the line is lost.
     """
 
     def __init__(self, folder: Path, report: Callable[[str], None]) -> None:
         self._path, self._report = folder / _PATH, report
 
     def append(self, evaluation: Mapping[str, Any]) -> None:
-        """Append an evaluation as a line of JSON."""
+        """Append an evaluation to the file as a line of JSON."""
         with self._reported():
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
             descriptor = _opened(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -59,7 +59,9 @@ class Evaluations:
                 os.close(descriptor)
 
     def rewind(self, step: int) -> None:
-        """Remove evaluations after `step` and half a line at the end, by replacing the file; not if nothing changes."""
+        """Remove evaluations after `step` and half a line at the end, by replacing the file. Nothing if none has to be
+        removed.
+        """
         with self._reported(), contextlib.suppress(FileNotFoundError):
             with open(_opened(self._path, os.O_RDONLY), "rb") as file:
                 lines = file.readlines()
@@ -68,6 +70,7 @@ class Evaluations:
                 self._replace(remaining)
 
     def _replace(self, lines: list[bytes]) -> None:
+        """Replace the file by one with these lines. Raises OSError."""
         new = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             with open(_opened(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
@@ -80,6 +83,7 @@ class Evaluations:
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
+        """Context manager that reports an OSError as a line for the log instead of raising it."""
         try:
             yield
         except OSError as error:
@@ -95,6 +99,7 @@ def _is_after(line: bytes, step: int) -> bool:
 
 
 def _opened(path: Path, flags: int) -> int:
+    """Open a regular file without following links or blocking; return the descriptor. Raises OSError."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

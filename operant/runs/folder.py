@@ -52,7 +52,7 @@ forked child, which holds no lock.
 
 
 class Run(NamedTuple):
-    """A run folder: its id (the folder's name), its path, and run.json as it was read (untrusted; {} if unreadable)."""
+    """Run folder: its id (the folder's name), its path, and run.json as it was read (untrusted; {} if unreadable)."""
 
     id: str
     path: Path
@@ -65,7 +65,7 @@ class Run(NamedTuple):
 
     @property
     def log_path(self) -> Path:
-        """Path of the log: output of the waiter and the worker process."""
+        """Path of the log: output of the worker process and its parent."""
         return self.path / "log.txt"
 
     @property
@@ -80,28 +80,28 @@ class Run(NamedTuple):
 
     @property
     def config_path(self) -> Path:
-        """Path of the resolved configuration."""
+        """Path of the run's resolved configuration, config.toml."""
         return self.path / "config.toml"
 
     @property
     def checkpoints_path(self) -> Path:
-        """Path of the folder of checkpoints."""
+        """Path of the folder with the run's checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def source_path(self) -> Path:
-        """Path of the copies of the user's own code files."""
+        """Path of the folder with copies of the user's own code files."""
         return self.path / "source"
 
     @property
     def short(self) -> str:
-        """Short name to type: the hexadecimal suffix of a generated id, else the id."""
+        """Short name of the run for commands: the hexadecimal suffix of a generated id, else the id."""
         suffix = _SUFFIX.search(self.id)
         return self.id[suffix.start() + 1 :] if suffix and suffix.end() == len(self.id) else self.id
 
     @property
     def uuid(self) -> bytes:
-        """Identity of the run in its metrics file and checkpoints, 16 bytes; zeros if run.json has none."""
+        """Identity of the run that its metrics file and checkpoints hold, 16 bytes; zeros if run.json has none."""
         value = text_of(self.document, "uuid") or ""
         return bytes.fromhex(value) if re.fullmatch(r"[0-9a-f]{32}", value) else bytes(16)
 
@@ -158,7 +158,7 @@ def write_json(path: Path, document: Mapping[str, Any], *, durable: bool = True)
 
 def update_document(path: Path, *, durable: bool = True, **fields: Any) -> dict[str, Any]:
     """Set `fields` of run.json in the run folder `path` and return the new document. Only for the process that owns the
-    run. `durable`: with fsync. Raises MachineError.
+    run. `durable`: fsync, so that a power cut loses nothing. Raises MachineError.
     """
     document = read_json(path / "run.json") | fields
     write_json(path / "run.json", document, durable=durable)
@@ -166,19 +166,19 @@ def update_document(path: Path, *, durable: bool = True, **fields: Any) -> dict[
 
 
 def text_of(document: Mapping[str, Any], key: str) -> str | None:
-    """Printable text of a field of an untrusted document; None if it is absent, empty or not a text."""
+    """Return the field `key` of an untrusted document as printable text; None if it is absent, empty or not a text."""
     value = document.get(key)
     return text.safe(value) or None if isinstance(value, str) else None
 
 
 def integer_of(document: Mapping[str, Any], key: str) -> int | None:
-    """Integer of a field of an untrusted document, 0 to 2^63 - 1; otherwise None."""
+    """Return the field `key` of an untrusted document if it is an integer, 0 to 2^63 - 1; otherwise None."""
     value = document.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 else None
 
 
 def number_of(document: Mapping[str, Any], key: str) -> float | None:
-    """Finite number of a field of an untrusted document; otherwise None."""
+    """Return the field `key` of an untrusted document if it is a finite number; otherwise None."""
     value = document.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -192,13 +192,13 @@ def number_of(document: Mapping[str, Any], key: str) -> float | None:
 
 
 def host() -> str:
-    """Host name of this machine."""
+    """Return the host name of this machine."""
     return os.uname().nodename
 
 
 @functools.cache
 def boot_id() -> str:
-    """Identifier of this boot of the kernel, equal in all containers of a machine; "" if unknown."""
+    """Return the identifier of this boot of the kernel, equal in all containers of a machine; "" if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -206,8 +206,8 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int | None = None) -> int | None:
-    """Start time of a process (None: this one) in clock ticks since the boot, which with the pid identifies it. None if
-    there is no such process.
+    """Return the start time of a process (None: this one) in clock ticks since the boot, which with the pid identifies
+    it. None if there is no such process.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(_process(pid)[19])  # field 22
@@ -215,23 +215,25 @@ def start_ticks(pid: int | None = None) -> int | None:
 
 
 def _process(pid: int | None) -> list[bytes]:
-    """Fields of /proc/PID/stat from the third on. Raises OSError without such a process."""
+    """Return the fields of /proc/PID/stat from the third on (None: of this process). Raises OSError without such a
+    process.
+    """
     # `self` is right even if /proc belongs to another pid namespace, where this pid names another process.
     raw = Path(f"/proc/{'self' if pid is None else format(pid, 'd')}/stat").read_bytes()
     return raw.rpartition(b")")[2].split()  # the name in brackets may hold any character
 
 
 def identity() -> dict[str, Any]:
-    """Identity of this process for run.json: host, pid, pid_start_ticks, boot_id."""
+    """Return the identity of this process for run.json: host, pid, pid_start_ticks, boot_id."""
     return {"host": host(), "pid": os.getpid(), "pid_start_ticks": start_ticks(), "boot_id": boot_id()}
 
 
 def worker(path: Path) -> int | None:
-    """Pid of the worker that run.json of the folder `path` names, if that process is alive on this machine; else None.
-    Not proof enough to signal it: use `signal_worker`.
+    """Return the pid of the worker that run.json of the folder `path` names, if that process is alive on this machine;
+    else None.
 
-    Any user can write a pid into a document: it prevents a second trainer, but is not enough to signal the process (see
-    `holder`).
+    Any user can write a pid into a document: it prevents a second trainer, but is not proof enough to signal the
+    process (see `holder` and `signal_worker`).
     """
     document = read_json(path / "run.json")
     pid, ticks = integer_of(document, "pid"), integer_of(document, "pid_start_ticks")
@@ -253,7 +255,7 @@ def worker(path: Path) -> int | None:
 
 
 def is_local(document: Mapping[str, Any]) -> bool:
-    """Whether the worker in a run's document ran on this machine, so that a free lock means that it has ended."""
+    """Whether the worker named in a run's document ran on this machine, so that a free lock means that it has ended."""
     its_host, its_boot = text_of(document, "host"), text_of(document, "boot_id")
     return its_host is None or its_host == text.safe(host()) or (bool(its_boot) and its_boot == boot_id())
 
@@ -272,8 +274,8 @@ class Lock:
         _HELD[self._key] = path
 
     def restore(self) -> bool:
-        """Create the lock file again, locked, if it was deleted or replaced. Returns whether it was. The main loop
-        calls this every few seconds.
+        """Create the run's lock file again, locked, if it was deleted or replaced. Returns whether it was. The main
+        loop calls this every few seconds.
 
         Raises BusyError if another process has locked the file in its place, MachineError if no lock can be created.
         """
@@ -309,7 +311,7 @@ class Lock:
         return True
 
     def release(self) -> None:
-        """Release the lock; a second call does nothing."""
+        """Release the lock of the run folder; a second call does nothing."""
         _HELD.pop(self._key, None)
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -317,11 +319,8 @@ class Lock:
 
 
 def acquire(path: Path) -> Lock:
-    """Lock the run folder `path` for this process, its worker: once, before any large import. Raises BusyError and
-    MachineError.
-
-    Raises BusyError, naming the holder, if a trainer is alive; MachineError if the folder is not writable or does not
-    support locks.
+    """Lock the run folder `path` for this process, its worker: once, before any large import. Raises BusyError, naming
+    the holder, if a trainer is alive; MachineError if the folder is not writable or does not support locks.
     """
     lock_path = path / "run.lock"
     if worker(path) is not None:
@@ -335,7 +334,9 @@ def acquire(path: Path) -> Lock:
 
 
 def _locked(lock_path: Path) -> int:
-    """Open and lock a lock file, creating it if needed. Returns the descriptor. Raises BusyError and MachineError."""
+    """Open and lock a lock file, creating it if needed. Returns the descriptor. Raises BusyError if another process
+    holds it, and MachineError.
+    """
     path = lock_path.parent
     with contextlib.suppress(OSError):
         if _key(os.stat(lock_path, follow_symlinks=False)) in _HELD:
@@ -359,7 +360,7 @@ def _locked(lock_path: Path) -> int:
 
 
 def probe(path: Path) -> bool | None:
-    """Whether a trainer holds the run in the folder `path`; None if unknown. Changes nothing.
+    """Whether a trainer holds the run in the folder `path`; None if that is unknown. Changes nothing.
 
     Decided by the lock; if its file was deleted, by the worker named in run.json, which will create it again. For a run
     of another machine only True is reliable (see `is_local`).
@@ -371,17 +372,15 @@ def probe(path: Path) -> bool | None:
 
 
 def has_trainer(path: Path) -> bool:
-    """Whether a trainer of the run in the folder `path` may be alive, so that no other may start: its lock is held, or
-    the worker named in run.json lives.
+    """Whether a trainer of the run in the folder `path` may be alive, so that no other may start: the run's lock is
+    held, or the worker named in run.json lives.
     """
     return bool(probe(path)) or worker(path) is not None
 
 
 def holder(path: Path) -> int | None:
-    """Pid of the process that holds the lock of the run in the folder `path`, 0 if it is of another pid namespace; None
-    if the lock is free. Raises OSError if unknown.
-
-    Raises OSError if unknown.
+    """Return the pid of the process that holds the lock of the run in the folder `path`, 0 if it is of another pid
+    namespace; None if the lock is free. Raises OSError if unknown.
     """
     lock_path = os.path.join(path, "run.lock")
     try:
@@ -403,8 +402,8 @@ def holder(path: Path) -> int | None:
 
 
 def _flock_fields(fields: tuple[int, ...], *, back: bool = False) -> tuple[int, ...]:
-    """Reorder the fields of struct flock from this system's order to Linux's (type, whence, start, length, pid);
-    `back`: from Linux's to this system's.
+    """Reorder the fields of struct flock from this system's order to Linux's (type, whence, start, length, pid); with
+    `back` from Linux's to this system's.
     """
     if sys.platform != "darwin":
         return fields
@@ -412,11 +411,12 @@ def _flock_fields(fields: tuple[int, ...], *, back: bool = False) -> tuple[int, 
 
 
 def _key(stats: os.stat_result) -> tuple[int, int, int]:
+    """Return the key of a lock file in `_HELD`: device, inode, and the pid of this process."""
     return stats.st_dev, stats.st_ino, os.getpid()
 
 
 def busy_message(path: Path) -> str:
-    """Message for a run whose trainer is alive: its process, how to watch it, and how to stop it."""
+    """Return the message for a run whose trainer is alive: its process, how to watch it, and how to stop it."""
     run = Run(path.name, path, read_json(path / "run.json"))
     facts = [f"pid {pid}"] if (pid := integer_of(run.document, "pid")) else []
     with contextlib.suppress(OperantError), Reader(run.metrics_path) as reader:

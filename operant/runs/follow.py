@@ -24,8 +24,8 @@ _MOST_RECORDS, _FEWEST_RECORDS, _MOST_VALUES, _MOST_EVENTS = 4096, 64, 1 << 17, 
 
 
 def write_specs(folder: Path, specs: Sequence[MetricSpec], *, again: bool = False) -> bool:
-    """Write the names, units and meaning of a run's metrics to metrics.json. Returns whether it was written. `again`:
-    only if the file is missing. Raises MachineError.
+    """Write the specifications (names, units, meaning) of a run's metrics to metrics.json. Returns whether it was
+    written. `again`: only if the file is missing. Raises MachineError.
     """
     if again and os.path.lexists(folder / spec.FILE):
         return False
@@ -34,17 +34,17 @@ def write_specs(folder: Path, specs: Sequence[MetricSpec], *, again: bool = Fals
 
 
 def read_specs(run: Run) -> dict[str, MetricSpec]:
-    """Specifications of a run's metrics by name; {} if metrics.json is missing or unreadable."""
+    """Return the specifications of a run's metrics by name; {} if metrics.json is missing or unreadable."""
     return spec.decode(runfolder.read_json(run.path / spec.FILE, spec.LIMIT_BYTES))
 
 
 def _limit(reader: Reader) -> int:
-    """Maximum number of records to read at once: 4,096, fewer if each has many values."""
+    """Return the maximum number of metrics records to read at once: 4,096, fewer if each has many values."""
     return max(_FEWEST_RECORDS, min(_MOST_RECORDS, _MOST_VALUES // len(reader.metrics)))
 
 
 class Follower:
-    """View of a run for a program that shows it: each `poll` updates `look`, `state` and the metrics reader.
+    """Incremental reader of one run for a viewer: each `poll` updates `look`, `state` and the metrics reader.
     `new_records` and `new_events` return each record and event once.
     """
 
@@ -62,11 +62,11 @@ class Follower:
 
     @property
     def state(self) -> State:
-        """State of the run at the last `poll`."""
+        """State of the run at the last `poll`, with its cause."""
         return self.assessment.state
 
     def poll(self, now_s: float) -> None:
-        """Read the run's documents and metrics file once. `now_s` is any monotonic clock of the viewer."""
+        """Read the run's documents and metrics file once. `now_s`: seconds of any monotonic clock."""
         self.notice = ""
         self._reload_document()
         self._attach()
@@ -74,6 +74,7 @@ class Follower:
         self.assessment = self._previous = states.assess(self.look, self._previous, now_s)
 
     def _reload_document(self) -> None:
+        """Read run.json again if it was replaced; `document_time_s` is then the time of the new one, else None."""
         self.document_time_s = None
         with contextlib.suppress(OSError):
             stats = os.stat(self.run.path / "run.json", follow_symlinks=False)
@@ -84,8 +85,8 @@ class Follower:
                 )
 
     def _attach(self) -> None:
-        """Open the metrics file that is in the folder now, if it is another one; keep the former while there is
-        none.
+        """Open the metrics file that is in the folder now, if it is another one than before; keep the former while
+        there is none.
         """
         self.restarted = False
         if self.reader is not None and not self.reader.replaced():
@@ -108,8 +109,8 @@ class Follower:
             self.next, self._next_event, self.restarted = 0, 0, True
 
     def new_records(self) -> list[Record]:
-        """Metrics records since the last call, oldest first. Those that the metrics file's ring buffer no longer holds
-        are lost; of more than 4,096 (fewer with many metrics) only the newest are returned.
+        """Return the metrics records since the last call, oldest first. Records that the file's ring buffer no longer
+        holds are lost; of more than 4,096 (fewer with many metrics) only the newest are returned.
         """
         records: list[Record] = []
         try:
@@ -122,8 +123,8 @@ class Follower:
         return records
 
     def new_events(self) -> list[Event]:
-        """Events since the last call, oldest first. Those that the metrics file's ring buffer no longer holds are lost;
-        of too many only the newest are returned.
+        """Return the run's events since the last call, oldest first. Events that the file's ring buffer no longer holds
+        are lost; of too many only the newest are returned.
         """
         events: list[Event] = []
         try:
@@ -135,14 +136,14 @@ class Follower:
         return events
 
     def frame(self, after: int) -> RawFrame | None:
-        """Newest frame of the agent if its number is greater than `after`; else None."""
+        """Return the newest frame of the agent if its number is greater than `after`; else None."""
         with contextlib.suppress(BadFileError):
             return None if self.reader is None else self.reader.frame(after)
         return None
 
     def records_from(self, n: int) -> list[Record] | None:
-        """Records from number `n` on, whether returned before or not; None if unreadable. `new_records` continues after
-        them.
+        """Return the metrics records from number `n` on, whether returned before or not; None if unreadable.
+        `new_records` continues after them.
         """
         records: list[Record] = []
         try:
@@ -153,7 +154,9 @@ class Follower:
         return records
 
     def forget(self) -> None:
-        """Assess the next `poll` without the previous one: the run folder was missing in between."""
+        """Forget the last look at the run, so that the next `poll` assesses the state afresh: the run folder was
+        missing in between.
+        """
         self._previous = None
 
     def close(self) -> None:

@@ -43,8 +43,8 @@ _T95: Final = (
 
 
 class Group(NamedTuple):
-    """A group, the runs of one configuration with several seeds: its id (the folder's name), its folder, and group.json
-    as it was read.
+    """Group of runs with one configuration and several seeds: its id (the folder's name), its folder, and group.json as
+    it was read.
     """
 
     id: str
@@ -53,7 +53,7 @@ class Group(NamedTuple):
 
     @property
     def members(self) -> dict[int, str]:
-        """Run ids by seed, including runs that have not been made yet."""
+        """Run ids of the group by seed, including runs that have not been made yet."""
         members = self.document.get("members")
         named = members.items() if isinstance(members, dict) else ()
         return {
@@ -64,18 +64,18 @@ class Group(NamedTuple):
 
     @property
     def uuid(self) -> str:
-        """Identity of this group, which its runs record; "" for a group of an early version."""
+        """Identity of the group, which its runs record; "" for a group of an early version."""
         return membership.uuid_in(self.document, self.path / FILE)
 
     @property
     def content(self) -> bytes:
-        """Entries of group.json that decide which code is run, as bytes for the index to hash."""
+        """Entries of group.json that decide which code is run, as bytes for the user's index to hash."""
         own = {key: self.document.get(key) for key in ("request", "trusted")}
         return json.dumps(own, sort_keys=True).encode()
 
     @property
     def runs(self) -> dict[int, Run]:
-        """Existing runs of this group by seed, without other runs that merely have the id of a member."""
+        """Existing runs of the group by seed. A run that merely has the id of a member is left out."""
         uuid = self.uuid
         loaded = {seed: runs.load(self.path.parent / id_) for seed, id_ in self.members.items()}
         return {
@@ -86,12 +86,16 @@ class Group(NamedTuple):
 
     @property
     def unchanged(self) -> dict[int, Run]:
-        """Existing runs by seed, without those resumed with other values: the runs that means are taken over."""
+        """Existing runs of the group by seed, without those resumed with other values: the runs that means are taken
+        over.
+        """
         return {seed: run for seed, run in self.runs.items() if membership.is_unchanged(run, self.request(seed))}
 
     @property
     def taken(self) -> dict[int, str]:
-        """Ids by seed that cannot be used, since a run or folder of that name exists that is not one of `unchanged`."""
+        """Ids of the group by seed that cannot be used, since a run or folder of that name exists that is not one of
+        `unchanged`.
+        """
         own = self.unchanged
         return {
             seed: id_
@@ -100,7 +104,7 @@ class Group(NamedTuple):
         }
 
     def request(self, seed: int) -> dict[str, Any]:
-        """Request for the run with `seed`, as run.json stores it."""
+        """Return the request for the group's run with `seed`, as run.json stores it."""
         request = self.document.get("request")
         request = request if isinstance(request, dict) else {}
         own = [f"run.seed={seed}", "run.seeds=1", f"run.name={self.members.get(seed)}"]
@@ -108,7 +112,7 @@ class Group(NamedTuple):
 
     @property
     def live(self) -> bool:
-        """Whether a process trains this group. It must be a process of groups: anybody can write a pid into a document,
+        """Whether a process trains the group. It must be a process of groups: anybody can write a pid into a document,
         and `operant stop` signals it.
         """
         supervisor = self.document.get("supervisor")
@@ -120,7 +124,7 @@ class Group(NamedTuple):
 
 
 class Band(NamedTuple):
-    """Mean over `seeds` runs, and half the width of its 95 % confidence interval; None for a single run."""
+    """Mean over `seeds` runs, and half the width of its 95 % confidence interval (None for a single run)."""
 
     seeds: int
     mean: float
@@ -128,7 +132,7 @@ class Band(NamedTuple):
 
 
 def band(values: Sequence[float]) -> Band | None:
-    """Mean of values with its 95 % confidence interval (Student's t); None without values."""
+    """Return the mean of values with its 95 % confidence interval (Student's t); None without values."""
     if not values:
         return None
     freedom = len(values) - 1
@@ -154,9 +158,9 @@ def create(
     files: Iterable[Path] = (),
     **fields: Any,
 ) -> Group:
-    """Make the folder of a group in the folder `root`, with group.json; `fields` are further entries. Its runs are made
-    when they start. `request` is that of `Request.document`. Raises UsageError if the name exists already, and
-    MachineError.
+    """Make the folder of a group named `name` (None: `prefix` with a random suffix) in the folder `root`, with
+    group.json; `fields` are further entries. Its runs are made when they start. `request` is that of
+    `Request.document`. Raises UsageError if the name exists already, and MachineError.
     """
     if name is not None and (not runs.ID.fullmatch(name) or len(name) > 56):
         raise UsageError(
@@ -195,12 +199,13 @@ def create(
 
 
 def load(path: Path) -> Group | None:
-    """Load the group in a folder; None if there is none."""
+    """Load the group in the folder `path`; None if the folder holds none."""
     document = runs.read_json(path / FILE) if runs.ID.fullmatch(path.name) else {}
     return Group(path.name, path, document) if document else None
 
 
 def _changed_message(group: Group, named: str, seeds: Sequence[int]) -> str:
+    """Return the message that the files `named` have changed since the group began, so that `seeds` are not started."""
     left = ", ".join(map(str, seeds))
     return (
         f"{named} has changed since the group began. Not started: seed {left}, because its results would not be "
@@ -209,7 +214,9 @@ def _changed_message(group: Group, named: str, seeds: Sequence[int]) -> str:
 
 
 def list_groups(root: Path, everywhere: bool = True) -> list[Group]:
-    """Groups in the folder `root`, newest first; with `everywhere` also those next to the runs of the user's index."""
+    """Return the groups in the folder `root`, newest first; with `everywhere` also those next to the runs of the user's
+    index.
+    """
     groups = [group for path in folders_with(FILE, root, everywhere) if (group := load(path)) is not None]
     return sorted(groups, key=lambda group: -(runs.integer_of(group.document, "created_realtime_ns") or 0))
 
@@ -229,20 +236,20 @@ def find(text: str, root: Path, everywhere: bool = True) -> Group | None:
 
 
 def folders_with(file: str, root: Path, everywhere: bool) -> list[Path]:
-    """Folders in `root` that hold a file with this name; with `everywhere` also those next to the runs of the user's
-    index.
+    """Return the folders in `root` that hold a file named `file`; with `everywhere` also those next to the runs of the
+    user's index.
     """
     roots = dict.fromkeys([root, *(runs.index_roots() if everywhere else ())])
     return [parent / name for parent in roots for name in names_in(parent) if os.path.lexists(parent / name / file)]
 
 
 def path_of(text: str) -> Path | None:
-    """Absolute path that a user's text means if it holds a path separator; None for a name."""
+    """Return the absolute path that the user's text names if it holds a path separator; None for a name."""
     return Path(os.path.abspath(os.path.expanduser(text))) if os.sep in text else None
 
 
 def remove(group: Group) -> None:
-    """Delete a group and its runs. Raises BusyError while one of them trains."""
+    """Delete a group and its runs. Raises BusyError while one of the runs trains."""
     busy = [run for run in group.runs.values() if runs.has_trainer(run.path)]
     if busy or group.live:
         raise BusyError(f"{group.id} is still training.  stop: operant stop {group.id}")
@@ -252,8 +259,8 @@ def remove(group: Group) -> None:
 
 
 def describe(group: Group) -> dict[str, Any]:
-    """Summary of a group for `operant show --json`: its runs, as `states.describe` returns them, and means over
-    seeds.
+    """Return a summary of a group for `operant show --json`: its runs, as `states.describe` returns them, and means
+    over seeds.
     """
     existing, unchanged = group.runs, group.unchanged
     bands: dict[str, Any] = {}
@@ -298,7 +305,7 @@ def ask_stop(group: Group) -> bool:
 
 
 def kill(group: Group) -> None:
-    """Kill the trainers of a group's runs, without checkpoints."""
+    """Kill the trainers of all runs of a group, without checkpoints."""
     for run in group.runs.values():
         runs.signal_worker(run, signal.SIGKILL)
 
@@ -311,7 +318,9 @@ class SeedJournal(Journal[Trial]):
         self._group, self._seeds = group, list(group.members)
 
     def next_trial(self) -> Trial | None:
-        """Trial of the next seed whose run has not finished and is not trained by another process; None without one."""
+        """Return the trial of the next seed whose run has not finished and is not trained by another process; None if
+        there is none.
+        """
         while self._seeds:
             seed = self._seeds.pop(0)
             trial = Trial(number=seed, ids={0: self._group.members[seed]}, waiting=[0])
@@ -329,7 +338,7 @@ class SeedJournal(Journal[Trial]):
         return None
 
     def request(self, trial: Trial, index: int, worker: int) -> Mapping[str, Any]:
-        """Request of the group for the trial's seed."""
+        """Return the request of the group for the trial's seed, as run.json stores it."""
         return self._group.request(trial.number)
 
     def save_ids(self, trial: Trial) -> None:
@@ -339,8 +348,8 @@ class SeedJournal(Journal[Trial]):
         self.write(members=members)
 
     def run_ended(self, trial: Trial, index: int, run: Run, code: int) -> None:
-        """Delete a run that could not begin, record its problem, and start no other seed, since all would fail
-        alike.
+        """Handle the end of a seed's run: if it could not even begin, delete it, record its problem, and start no other
+        seed, since all would fail alike. `code`: exit code of the run.
         """
         problem = runs.log_end(run)
         if runs.discard_unstarted(run, code):
@@ -348,15 +357,13 @@ class SeedJournal(Journal[Trial]):
             self.write(problem=problem, code=code)
 
     def write(self, **fields: Any) -> None:
-        """Set `fields` of group.json."""
+        """Set `fields` of group.json. Raises MachineError."""
         path = self._group.path / FILE
         runs.write_json(path, runs.read_json(path) | fields)
 
 
 def train(group: Group) -> None:
-    """Train the runs of a group in this process until all have ended, or until SIGTERM or SIGINT, which end each with a
-    checkpoint.
-    """
+    """Train the runs of a group in this process until all have ended. SIGTERM and SIGINT end each with a checkpoint."""
     stops: list[int] = []
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -372,7 +379,7 @@ def train(group: Group) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the process that trains a group: `arguments` is its folder. Returns the exit code."""
+    """Run the process that trains a group. `arguments`: the group's folder. Returns the exit code."""
     group = load(Path(arguments[0])) if len(arguments) == 1 else None
     if group is None:
         return UsageError.exit_code

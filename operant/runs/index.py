@@ -48,28 +48,30 @@ _SHOWN = 5  # runs named in a message about an ambiguous name
 
 
 def root(override: str | None = None) -> Path:
-    """Absolute path of the folder for new runs: `override` (--runs), else $OPERANT_RUNS, else ./runs. It need not
-    exist.
+    """Return the absolute path of the folder for new runs: `override` (--runs), else $OPERANT_RUNS, else ./runs. It
+    need not exist.
     """
     return Path(os.path.abspath(os.path.expanduser(override or os.environ.get("OPERANT_RUNS") or "runs")))
 
 
 class Scope(NamedTuple):
-    """Runs that a command searches: those in the folder `root`, and with `everywhere` those in the user's index."""
+    """Set of runs that a command searches: those in the folder `root`, and with `everywhere` those in the
+    user's index.
+    """
 
     root: Path
     everywhere: bool = True  # include the runs of the index
 
 
 def scope(override: str | None = None) -> Scope:
-    """Runs to search: those in the folder `override` (--runs) or $OPERANT_RUNS alone; without either ./runs and the
-    user's index.
+    """Return the set of runs to search: those in the folder `override` (--runs) or $OPERANT_RUNS alone; without either
+    ./runs and the user's index.
     """
     return Scope(root(override), not (override or os.environ.get("OPERANT_RUNS")))
 
 
 def display_path(path: Path) -> str:
-    """Path as text for messages: relative if it lies below the working directory; printable."""
+    """Format a path for messages: relative if it lies below the working directory; printable."""
     with contextlib.suppress(ValueError, OSError):
         return safe(path.relative_to(Path.cwd()), 400)
     return safe(path, 400)
@@ -81,7 +83,7 @@ def display_path(path: Path) -> str:
 
 def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any], **fields: Any) -> Run:
     """Make a run folder (0700) in `root` with its run.json, to which `fields` are added, and enter it in the user's
-    index. Its id is `name`, or `prefix` with a random suffix. Raises UsageError and MachineError.
+    index.
 
     Its id is `name`, with a suffix of four hexadecimal digits only if another run has that name; or else `prefix`
     (`<env>-<algo>`) with such a suffix. Raises UsageError for an invalid name, MachineError if the folder cannot be
@@ -123,8 +125,8 @@ def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any]
 
 
 def _make_folder(root: Path, name: str | None, stem: str) -> Path:
-    """Make a folder in `root` with a free name and return its path. mkdir decides between processes that choose the
-    same name.
+    """Make a folder in `root` named `name` or, if that is taken or None, `stem` with a random suffix; return its path.
+    mkdir decides between processes that choose the same name.
     """
     names = [entry.name for entry in os.scandir(root)] + [id_ for _, id_, target in _index() if os.path.lexists(target)]
     endings = {used[-4:] for used in names}
@@ -145,8 +147,6 @@ def _make_folder(root: Path, name: str | None, stem: str) -> Path:
 
 def remove(run: Run) -> None:
     """Delete a run folder. It is renamed first, so that half a run is never listed. Symbolic links are not followed.
-    Raises BusyError and MachineError.
-
     Raises BusyError while a trainer holds the run, MachineError if the folder cannot be renamed.
     """
     if has_trainer(run.path):
@@ -166,6 +166,7 @@ def remove(run: Run) -> None:
 
 
 def _index_folder() -> Path | None:
+    """Return the folder of the user's index; None without a home directory."""
     base = os.environ.get("XDG_STATE_HOME") or ""
     if not os.path.isabs(base):  # the XDG specification: relative paths are to be ignored
         base = os.path.expanduser("~/.local/state")
@@ -173,7 +174,9 @@ def _index_folder() -> Path | None:
 
 
 def _index(pattern: re.Pattern[str] = _LINK) -> Iterator[tuple[str, str, str]]:
-    """Yield entries of the user's index, unordered: (name of the link, id, path)."""
+    """Yield the entries of the user's index whose link matches `pattern` (default: runs), unordered: (name of the link,
+    id, path).
+    """
     folder = _index_folder()
     names: list[str] = []
     if folder is not None:
@@ -188,12 +191,12 @@ def _index(pattern: re.Pattern[str] = _LINK) -> Iterator[tuple[str, str, str]]:
 
 
 def index_roots() -> list[Path]:
-    """Folders that hold the runs of the user's index."""
+    """Return the folders that hold the runs of the user's index, each once."""
     return [Path(folder) for folder in sorted({os.path.dirname(target) for _, _, target in _index()})]
 
 
 def is_indexed(run: Run) -> bool:
-    """Whether the user's index holds the run, with this path and this creation time."""
+    """Whether the user's index holds the run, with its path and creation time: it is then known to be this user's."""
     folder, created_ns = _index_folder(), integer_of(run.document, "created_realtime_ns")
     if folder is None or created_ns is None:
         return False
@@ -203,8 +206,8 @@ def is_indexed(run: Run) -> bool:
 
 
 def forget(folder: Path) -> None:
-    """Remove a folder's entries from the user's index: what is put there later is not known to be the user's. Raises
-    OSError.
+    """Remove a folder's entries from the user's index: what is put in its place later is not known to be the user's.
+    Raises OSError.
     """
     index, real = _index_folder(), os.path.realpath(folder)
     for name, _, target in [*_index(), *_index(_RECORD)]:
@@ -229,14 +232,14 @@ def is_in_index(folder: Path, content: bytes) -> bool:
 
 
 def _content_link(folder: Path, content: bytes) -> str:
-    """Name of an index entry for a folder and its `content`: their hash, then the folder's name."""
+    """Return the name of the index entry for a folder and its `content`: their hash, then the folder's name."""
     real = os.path.realpath(folder)
     return f"{hashlib.sha256(os.fsencode(real) + bytes(1) + content).hexdigest()}-{os.path.basename(real)}"
 
 
 def _add_run(path: Path, created_ns: int) -> None:
-    """Add a run to the user's index, and drop entries of deleted folders; not if the folder around them is missing too,
-    as on a disk that is not mounted.
+    """Add a run to the user's index, and drop entries of deleted folders, but not if the folder around them is missing
+    too, as on a disk that is not mounted.
     """
     _link(f"{created_ns:020d}-{path.name}", path)
     folder = _index_folder()
@@ -249,7 +252,7 @@ def _add_run(path: Path, created_ns: int) -> None:
 
 
 def _link(name: str, target: Path) -> None:
-    """Add a link to the user's index. A failure is ignored."""
+    """Add a link named `name` to the user's index. A failure is ignored."""
     folder = _index_folder()
     if folder is not None:
         with contextlib.suppress(OSError):
@@ -262,8 +265,8 @@ def _link(name: str, target: Path) -> None:
 
 
 def load(path: Path, id_: str | None = None) -> Run | None:
-    """Load the run in a folder. None if the folder is missing, is a symbolic link, or has no run.json. `id_`: default
-    the folder's name.
+    """Load the run in the folder `path`. None if the folder is missing, is a symbolic link, or has no run.json. `id_`:
+    id of the run (default: the folder's name).
     """
     try:
         if not (
@@ -276,8 +279,8 @@ def load(path: Path, id_: str | None = None) -> Run | None:
 
 
 def list_runs(root: Path, everywhere: bool = True) -> list[Run]:
-    """Runs in the folder `root`, newest first; with `everywhere` also those of the user's index. Skips all other
-    folders; never raises.
+    """Return the runs in the folder `root`, newest first; with `everywhere` also those of the user's index. Skips all
+    other folders; never raises.
     """
     runs: dict[tuple[int, int], tuple[int, Run]] = {}
     with contextlib.suppress(OSError), os.scandir(root) as entries:
@@ -288,8 +291,8 @@ def list_runs(root: Path, everywhere: bool = True) -> list[Run]:
 
 
 def misnamed(root: Path) -> list[str]:
-    """Names of folders in `root` that hold a run but cannot be an id, so that only the path selects the run. Never
-    raises.
+    """Return the names of folders in `root` that hold a run but cannot be an id, so that only the path selects the run.
+    Never raises.
     """
     return sorted(
         name
@@ -299,8 +302,8 @@ def misnamed(root: Path) -> list[str]:
 
 
 def list_ids(root: Path, everywhere: bool = True) -> list[str]:
-    """Ids of the runs in the folder `root`, newest first; with `everywhere` also of the user's index. Reads no
-    document; never raises.
+    """Return the ids of the runs in the folder `root`, newest first; with `everywhere` also of the user's index. Reads
+    no document; never raises.
     """
     ages: dict[str, int] = {}
     paths = [(os.path.join(root, name), name) for name in names_in(root)]
@@ -314,13 +317,14 @@ def list_ids(root: Path, everywhere: bool = True) -> list[str]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Names in a folder, unordered; [] if it is unreadable."""
+    """Return the names in a folder, unordered; [] if it is unreadable."""
     with contextlib.suppress(OSError):
         return os.listdir(folder)
     return []
 
 
 def _collect(runs: dict[tuple[int, int], tuple[int, Run]], paths: Iterable[tuple[Path, str]]) -> None:
+    """Add the runs among `paths` (folder, id) to `runs`: (creation time, run) by (device, inode) of the folder."""
     for path, id_ in paths:
         with contextlib.suppress(OSError):
             folder = os.lstat(path)
@@ -331,7 +335,7 @@ def _collect(runs: dict[tuple[int, int], tuple[int, Run]], paths: Iterable[tuple
 
 def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
     """Find a run in the folder `root` (with `everywhere` also in the user's index) by its id, a unique beginning or end
-    of one (`4f2a`), a path, `latest`, or `live` (the only one that trains). Raises NotFoundError.
+    of one (`4f2a`), a path, `latest`, or `live` (the only one that trains).
 
     Names are compared with existing folders, never joined to a path. Raises NotFoundError with the closest ids or the
     matching runs, MachineError for a run that is not readable.
@@ -399,6 +403,7 @@ def _check_readable(folder: Path) -> None:
 
 
 def _at_path(text: str) -> Run:
+    """Load the run at a path. Raises NotFoundError and MachineError."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         path = Path(os.path.realpath(os.path.expanduser(text)))
         if (run := load(path)) is not None:
@@ -410,7 +415,7 @@ def _at_path(text: str) -> Run:
 
 
 def _collection(text: str, roots: Iterable[Path]) -> str | None:
-    """Kind of the folder with this name in one of the roots: "sweep" or "group"; None for anything else."""
+    """Return "sweep" or "group" if one of the folders `roots` holds such a folder named `text`; None otherwise."""
     for kind, file in (("sweep", SWEEP_FILE), ("group", "group.json")):
         if ID.fullmatch(text) and any(os.path.isfile(root / text / file) for root in roots):
             return kind
@@ -418,6 +423,7 @@ def _collection(text: str, roots: Iterable[Path]) -> str | None:
 
 
 def _ambiguous(text: str, fits: list[Run]) -> str:
+    """Return the message that a name matches several runs, with their states."""
     same_id = len({run.id for run in fits}) < len(fits)
     named = [f"{display_path(run.path) if same_id else safe(run.id)} ({_state_and_age(run)})" for run in fits[:_SHOWN]]
     more = f" and {len(fits) - _SHOWN} more" if len(fits) > _SHOWN else ""
@@ -426,7 +432,7 @@ def _ambiguous(text: str, fits: list[Run]) -> str:
 
 
 def _state_and_age(run: Run) -> str:
-    """State of a run and its age for messages: `live`, or such as `finished 2 h ago`."""
+    """Format a run's state and age for a message: `live`, or such as `finished 2 h ago`."""
     if probe(run.path):
         return "live"
     word = state(run).word
@@ -437,6 +443,7 @@ def _state_and_age(run: Run) -> str:
 
 
 def _unknown(text: str, runs: list[Run], root: Path) -> str:
+    """Return the message that no run has a name, with the closest ids."""
     if not runs:
         return f"no run named '{safe(text, 80)}'; no runs yet in {display_path(root)}. Start one: operant train"
     ids: dict[str, list[str]] = {}  # by lower case
@@ -452,7 +459,7 @@ def _unknown(text: str, runs: list[Run], root: Path) -> str:
 
 def discard_unstarted(run: Run, code: int) -> bool:
     """Delete the folder of a new run that ended before its first record with exit code 2, 3 or 4: a mistake of the
-    user. Returns whether it was deleted.
+    user. `code`: the exit code. Returns whether it was deleted.
     """
     look = observe(run)
     if (
@@ -469,7 +476,7 @@ def discard_unstarted(run: Run, code: int) -> bool:
 
 
 def is_alive(identity: Mapping[str, Any]) -> bool | None:
-    """Whether the process of an identity (`folder.identity`) is alive; None if it is of another machine."""
+    """Whether the process with an identity (`folder.identity`) is alive; None if it is of another machine."""
     if identity.get("boot_id") != boot_id():
         return False if identity.get("host") in (None, host()) else None  # an earlier boot of this machine
     pid, ticks = integer_of(identity, "pid"), integer_of(identity, "pid_start_ticks")

@@ -59,9 +59,8 @@ _BUSY_CODE = BusyError.exit_code
 
 def start(run: Run, worker_argv: Sequence[str]) -> None:
     """Start the worker process of a run, detached from this process and its terminal. Returns once the worker holds the
-    lock of the run, or has ended. Raises BusyError and MachineError.
-
-    Raises BusyError if the run has a living trainer, MachineError if the waiter cannot be started.
+    lock of the run, or has ended. Raises BusyError if the run has a living trainer, MachineError if it cannot be
+    started.
     """
     announce(run)
     waiter = _start_waiter(run, worker_argv)
@@ -76,9 +75,7 @@ def start(run: Run, worker_argv: Sequence[str]) -> None:
 
 def announce(run: Run) -> None:
     """Record in run.json that a worker is about to start, and remove exit.json of the previous one. Raises BusyError if
-    a trainer is alive.
-
-    Raises BusyError if the run has a living trainer.
+    the run has a living trainer.
     """
     if runs.has_trainer(run.path):
         raise BusyError(runs.busy_message(run.path))
@@ -95,7 +92,9 @@ def announce(run: Run) -> None:
 
 
 def forget_ending(run: Run) -> None:
-    """Remove exit.json of the previous worker, after adding its duration to run.json. A second call changes nothing."""
+    """Remove exit.json of the run's previous worker, after adding its duration to run.json. A second call changes
+    nothing.
+    """
     if (took_s := runs.observe(run).took_s) is not None:
         runs.update_document(run.path, durable=False, earlier_s=took_s, pid=None)
     with contextlib.suppress(OSError):
@@ -104,10 +103,8 @@ def forget_ending(run: Run) -> None:
 
 @contextlib.contextmanager
 def claimed(run: Run) -> Iterator[Callable[[], None]]:
-    """Hold a run within the block so that no other command starts a trainer of it. Yields a function that releases it
-    early. Raises BusyError if another command holds it.
-
-    Yields a function that releases it early. Raises BusyError if another command holds it.
+    """Context manager that holds a run so that no other command starts a trainer of it. Yields a function that releases
+    it early. Raises BusyError if another command holds it.
     """
     held: list[int] = []
     try:
@@ -132,6 +129,9 @@ def claimed(run: Run) -> Iterator[Callable[[], None]]:
 
 
 def _await_worker(run: Run, waiter: int) -> None:
+    """Wait until the run's worker holds the lock or has ended. Raises MachineError if its parent process (pid `waiter`)
+    ends before.
+    """
     while True:
         # The waiter is checked before exit.json, which it writes before its end.
         gone = _is_gone(waiter)
@@ -145,7 +145,9 @@ def _await_worker(run: Run, waiter: int) -> None:
 
 
 def _start_waiter(run: Run, worker_argv: Sequence[str]) -> int:
-    """Start the waiter, the parent process of the worker, and return its pid. The process in between ends at once."""
+    """Start the waiter, the parent process of the worker, and return its pid. The process in between ends at once.
+    Raises MachineError.
+    """
     command = [*module_command("operant.runs.launch"), str(run.path), "--", *worker_argv]
     try:
         log = open_log(run.path)
@@ -169,7 +171,7 @@ def _start_waiter(run: Run, worker_argv: Sequence[str]) -> int:
 
 
 def spawn(command: Sequence[str], log: Path, *, mode: str = "ab") -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own without a terminal, which outlives this one; its output goes to the file
+    """Start a process in a session of its own without a terminal, which outlives this one. Its output goes to the file
     `log`, opened with `mode`. Raises MachineError.
     """
     try:
@@ -189,8 +191,8 @@ def spawn(command: Sequence[str], log: Path, *, mode: str = "ab") -> subprocess.
 
 
 def module_command(module: str) -> list[str]:
-    """Command line that runs a module like `python -m`, but never imports from the working directory (`python -P`,
-    which 3.10 lacks).
+    """Return the command line that runs a module like `python -m`, but never imports from the working directory
+    (`python -P`, which 3.10 lacks).
     """
     program = (
         f"import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module({module!r}, "
@@ -200,8 +202,8 @@ def module_command(module: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Environment variables for the waiter, the worker and their children: this package is found, modules of the
-    working directory are not, output is unbuffered.
+    """Return the environment variables for a trainer's processes: this package is found, modules of the working
+    directory are not, output is unbuffered.
     """
     variables = os.environ | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     package_parent = str(Path(__file__).resolve().parents[2])
@@ -223,7 +225,7 @@ def _is_gone(pid: int) -> bool:
 
 
 def open_log(folder: Path, name: str = "log.txt") -> int:
-    """Open a log file for appending; returns the descriptor. Raises OSError, and MachineError if it is not a regular
+    """Open a log file for appending and return the descriptor. Raises OSError, and MachineError if it is not a regular
     file.
     """
     path = folder / name
@@ -235,12 +237,14 @@ def open_log(folder: Path, name: str = "log.txt") -> int:
 
 
 def torchrun_line(folder: Path | str, ranks: int, trusted: bool = False) -> str:
-    """Command line that starts a prepared run on `ranks` processes of one machine; `trusted` adds --trust."""
+    """Return the command line that starts a prepared run on `ranks` processes of one machine; `trusted` adds
+    --trust.
+    """
     return f"torchrun --nproc-per-node={ranks} -m operant.training.worker {text.safe(folder)}{' --trust' * trusted}"
 
 
 def detach_problem() -> str | None:
-    """Reason why a detached run would not outlive this login, and the remedy; None if no reason is known.
+    """Return the reason why a detached run would not outlive this login, and the remedy; None if no reason is known.
 
     Raises UsageError under Slurm and Kubernetes, which kill all processes of a job at its end.
     """
@@ -254,7 +258,9 @@ def detach_problem() -> str | None:
 
 
 def logout_problem(etc: Path = Path("/etc/systemd"), linger: Path = Path("/var/lib/systemd/linger")) -> str | None:
-    """Message if logind kills this user's processes at logout (KillUserProcesses=yes and no lingering); else None."""
+    """Return a message if logind kills this user's processes at logout (KillUserProcesses=yes and no lingering); else
+    None. `etc`, `linger`: folders of its configuration and of lingering users.
+    """
     if not os.environ.get("XDG_SESSION_ID"):
         return None
     kills = False
@@ -281,24 +287,26 @@ def logout_problem(etc: Path = Path("/etc/systemd"), linger: Path = Path("/var/l
 
 
 def mark_session() -> None:
-    """Write the line that separates the output of this worker from earlier ones in the log."""
+    """Write the line that separates the output of a run's new worker from earlier ones to the log (stderr)."""
     _say(session_line())
 
 
 def session_line() -> str:
-    """Line that begins the log of a session."""
+    """Return the line that begins the log of a session."""
     return f"{SESSION_MARK}{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())}"
 
 
 class ExitRecord:
-    """Measurements from the start of a worker on, for the exit.json that is written at its end."""
+    """Recorder of how a worker ends: created at its start, it measures time and kills by the kernel for the exit.json
+    written at the end.
+    """
 
     def __init__(self) -> None:
         self._killed, self._begin_s = oom_kills(), time.monotonic()
 
     def write_ending(self, folder: Path, code: int, pid: int | None) -> dict[str, Any]:
-        """Write exit.json and return its content. `code` is the worker's exit code, negative for a signal, as in
-        `subprocess`. Raises MachineError.
+        """Write exit.json of the run in `folder` and return its content. `code` is the worker's exit code, negative for
+        a signal, as in `subprocess`; `pid` the worker's. Raises MachineError.
         """
         ending: dict[str, Any] = {
             "exit": code if code >= 0 else None,
@@ -321,7 +329,7 @@ class ExitRecord:
 
 
 class _Waiter:
-    """Parent process of the worker: starts it, passes signals on, waits for its end, and writes exit.json."""
+    """Parent process of a worker: starts it, passes signals on, waits for its end, and writes exit.json."""
 
     def __init__(self, folder: Path, argv: Sequence[str]) -> None:
         self._folder, self._argv = folder, list(argv)
@@ -329,6 +337,7 @@ class _Waiter:
         self._asked = False
 
     def run(self) -> None:
+        """Start the worker, wait for its end and write exit.json."""
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._pass_on)
@@ -349,6 +358,7 @@ class _Waiter:
             _say(f"operant: {error}")
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        """Terminate the worker, as the handler of SIGTERM and SIGINT; if it has not started yet, at its start."""
         self._asked = True
         if self._worker is not None:
             self._worker.terminate()
@@ -358,7 +368,7 @@ def oom_kills(
     cgroup: Path = Path("/proc/self/cgroup"),
     mounts: Sequence[Path] = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")),
 ) -> int | None:
-    """Number of processes of this process's cgroup that the kernel has killed for lack of memory; None if unknown."""
+    """Return how many processes of this process's cgroup the kernel has killed for lack of memory; None if unknown."""
     with contextlib.suppress(OSError, ValueError):
         lines = [line.split(":", 2) for line in cgroup.read_text().splitlines()]
         for mount, (_, controllers, name) in itertools.product(mounts, lines):
@@ -378,6 +388,7 @@ def oom_kills(
 
 
 def _last_step(folder: Path) -> int | None:
+    """Return the step of the newest record in a run folder's metrics file; None without one."""
     with contextlib.suppress(BadFileError), Reader(folder / "metrics.mm") as reader:
         record = reader.latest()
         return None if record is None else record.step
@@ -385,13 +396,14 @@ def _last_step(folder: Path) -> int | None:
 
 
 def _say(line: str) -> None:
+    """Write a line to stderr, ignoring errors."""
     with contextlib.suppress(OSError):
         os.write(2, f"{line}\n".encode("utf-8", "replace"))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the waiter, the parent process of a worker: `arguments` are RUN_DIR -- ARGV... Prints its pid and returns at
-    once; it continues in a forked process.
+    """Run the waiter, the parent process of a worker. `arguments`: RUN_DIR -- ARGV... Prints the waiter's pid and
+    returns at once; it continues in a forked process.
     """
     if len(arguments) < 3 or arguments[1] != "--":
         _say("error: usage: python -m operant.runs.launch RUN_DIR -- ARGV...")

@@ -31,7 +31,8 @@ _CLOCK: Final = re.compile(r"([0-9]{2}:[0-9]{2}:[0-9]{2}) (.*)")
 
 
 class Tail:
-    """Newest lines of a log file, kept in `lines`. `poll` reads what was added, in bounded steps and memory.
+    """Reader of the newest lines of a log file, kept in `lines`. `poll` reads what was added, in bounded steps and
+    memory.
 
     Works on a log that is absent, truncated, replaced, or not a regular file. Begins `first_bytes` before the end; if
     more than `step_bytes` were added between two calls, it reads only the end.
@@ -47,11 +48,11 @@ class Tail:
 
     @property
     def rest(self) -> str:
-        """Last line as long as it is incomplete; printable."""
+        """Last line of the log while it is incomplete; printable."""
         return self._text(self._rest)
 
     def poll(self) -> list[str]:
-        """Printable lines added since the last call. Costs one `stat` if nothing was added."""
+        """Return the printable lines added to the log since the last call. Costs one `stat` if nothing was added."""
         try:
             stats = os.stat(self._path, follow_symlinks=False)
         except OSError:
@@ -81,9 +82,11 @@ class Tail:
         return new
 
     def _text(self, line: bytes) -> str:
+        """Return a line as printable text, cut to the limit of cells."""
         return safe(line[:_LINE_BYTES].decode("utf-8", "replace"), self._cells)
 
     def _read(self, size: int) -> bytes | None:
+        """Read `size` bytes of the log from the present offset; None if it cannot be read."""
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -96,8 +99,8 @@ class Tail:
             os.close(descriptor)
 
     def last_words(self) -> tuple[str, ...]:
-        """Output of the last worker about its end, at most 60 lines: from its last traceback or `error: ` line on, else
-        its last 20 lines.
+        """Return the last worker's output about its end, at most 60 lines: from its last traceback or `error: ` line
+        on, else its last 20 lines.
         """
         texts = [*self.lines, *([self.rest] if self._rest.strip() else [])]
         begins = _last(texts, (SESSION_MARK,))
@@ -108,11 +111,12 @@ class Tail:
 
 
 def _last(texts: Sequence[str], openings: tuple[str, ...]) -> int | None:
+    """Return the index of the last text that begins with one of `openings`; None without one."""
     return next((index for index in range(len(texts) - 1, -1, -1) if texts[index].startswith(openings)), None)
 
 
 def clock_and_text(line: str) -> tuple[str | None, str]:
-    """Local time of day at the beginning of a log line (None without one), and the line's text."""
+    """Split a log line into the local time of day at its beginning (None without one) and its text."""
     match = _CLOCK.fullmatch(line)
     return (match[1], match[2]) if match else (None, line)
 
@@ -149,18 +153,19 @@ def lines(run: Run, *, tail: int = 0, follow: bool = False) -> Iterator[str]:
 
 
 def document(line: str) -> dict[str, Any]:
-    """Log line as `operant logs --json` prints it: local time of day or null, and text."""
+    """Return a log line as `operant logs --json` prints it: local time of day or null, and text."""
     clock, text = clock_and_text(line)
     return {"schema": 1, "clock": clock, "text": text}
 
 
 def _has_ended(run: Run) -> bool:
+    """Whether the run has ended and its lock is free."""
     document = runfolder.read_json(run.path / "run.json") or run.document
     return not runfolder.probe(run.path) and states.state(run._replace(document=document)).ended
 
 
 def log_end(run: Run) -> str:
-    """End of a run's log (`Tail.last_words`) as one printable string; "" without a log."""
+    """Return the end of a run's log (`Tail.last_words`) as one printable string; "" without a log."""
     log = Tail(run.log_path)
     log.poll()
     return "\n".join(log.last_words())

@@ -26,12 +26,16 @@ _FREE: Final = ("run.name=", "run.device=")  # overrides that do not change what
 
 
 def hashes(paths: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 of files by path, "" for one that cannot be read: what a group or sweep trains must not change."""
+    """Return the SHA-256 of files by path, "" for one that cannot be read. A group or sweep records them, since what it
+    trains must not change.
+    """
     return {str(path): _sha256(path) for path in paths}
 
 
 def changed_files(document: Mapping[str, Any]) -> str | None:
-    """Names of the files in a document's "files" whose recorded `hashes` no longer hold; None if all hold."""
+    """Return the names of those files that have changed since their hashes were recorded in a document's "files",
+    joined by commas; None if none has.
+    """
     files = document.get("files")
     paths = (
         [Path(path) for path, sha256 in files.items() if _sha256(Path(path)) != sha256]
@@ -42,6 +46,7 @@ def changed_files(document: Mapping[str, Any]) -> str | None:
 
 
 def _sha256(path: Path) -> str:
+    """Return the SHA-256 of a file; "" if it cannot be read or is larger than 16 MiB."""
     with contextlib.suppress(OSError, ValueError):
         if not path.is_file() or path.stat().st_size > _LIMIT_BYTES:
             return ""
@@ -50,13 +55,13 @@ def _sha256(path: Path) -> str:
 
 
 def new_uuid() -> str:
-    """Random identity for a new group or sweep."""
+    """Return a random identity for a new group or sweep."""
     return os.urandom(16).hex()
 
 
 def uuid_in(document: Mapping[str, Any], path: Path) -> str:
-    """Identity of a group or sweep in its document, read from `path`; "" in one of an early version, and in a copy of a
-    folder that still exists.
+    """Return the identity of a group or sweep from its document, read from `path`; "" for an early version, and for a
+    copy of a folder that still exists.
     """
     id_, folder = text_of(document, "id") or path.parent.name, path.parent
     is_copy = id_ != folder.name and os.path.lexists(folder.parent / id_ / path.name)
@@ -64,18 +69,22 @@ def uuid_in(document: Mapping[str, Any], path: Path) -> str:
 
 
 def identity(uuid: str, trial: int, index: int = 0) -> dict[str, Any]:
-    """Field for run.json that makes a new run a member of a group or sweep; {} if `uuid` is ""."""
+    """Return the field of run.json that makes a new run a member of a group or sweep, as run `index` of a trial; {} if
+    `uuid` is "".
+    """
     return {KEY: {"uuid": uuid, "trial": trial, "index": index}} if uuid else {}
 
 
 def belongs_to(run: Run, uuid: str) -> bool:
-    """Whether a run was made for the group or sweep with `uuid`. A copied or renamed run folder was not."""
+    """Whether a run was made for the group or sweep with identity `uuid`. A copied or renamed run folder was not."""
     own = run.document.get(KEY)
     return bool(uuid) and isinstance(own, dict) and own.get("uuid") == uuid and run.document.get("id") == run.id
 
 
 def is_member(run: Run, uuid: str, trial: int, index: int, request: Mapping[str, Any]) -> bool:
-    """Whether a run was made for run `index` of a trial. With `uuid` "" (early versions) its request decides."""
+    """Whether a run was made for run `index` of a trial of the group or sweep `uuid`. With `uuid` "" (early versions)
+    the run's request decides.
+    """
     if uuid:
         return belongs_to(run, uuid) and {KEY: run.document[KEY]} == identity(uuid, trial, index)
     recorded = request_of(run)
@@ -87,20 +96,20 @@ def is_member(run: Run, uuid: str, trial: int, index: int, request: Mapping[str,
 
 
 def is_unchanged(run: Run, request: Mapping[str, Any]) -> bool:
-    """Whether a run has the values of a request and was not resumed with others."""
+    """Whether a run has the values of `request` and was not resumed with others."""
     recorded = request_of(run)
     return not recorded.get("resume_overrides") and _trained_values(recorded) == _trained_values(request)
 
 
 def request_of(run: Run) -> dict[str, Any]:
-    """Request in a run's run.json; {} if it is damaged."""
+    """Return the request in a run's run.json; {} if it is damaged."""
     request = run.document.get("request")
     return request if isinstance(request, dict) else {}
 
 
 def _trained_values(request: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Values of a request that decide what is trained. The configuration file does not count: the folder of a sweep may
-    move.
+    """Return the values of a request that decide what is trained. The configuration file does not count: the folder of
+    a sweep may move.
     """
     words: Any = request.get("overrides")
     overrides = [word for word in words if not str(word).startswith(_FREE)] if isinstance(words, list) else words

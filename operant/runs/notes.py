@@ -24,7 +24,9 @@ def exist(folder: Path) -> bool:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Note (a text or None) and sorted tags of a run folder as {"note", "tags"}; made printable. Never raises."""
+    """Return the note (a text or None) and the sorted tags of a run folder as {"note", "tags"}, made printable. Never
+    raises.
+    """
     document = runfolder.read_json(folder / _FILE)
     listed: Any = document.get("tags")
     tags = {tag for tag in listed if isinstance(tag, str) and _TAG.fullmatch(tag)} if isinstance(listed, list) else ()
@@ -32,8 +34,8 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def write(folder: Path, text: str | None, add: Iterable[str] = (), remove: Iterable[str] = ()) -> dict[str, Any]:
-    """Set the note (None: unchanged; "": delete it), add and remove tags, and return the new content. Raises UsageError
-    and MachineError.
+    """Set the note of a run folder (None: unchanged; "": delete it), add and remove tags, and return the new {"note",
+    "tags"}. Raises UsageError and MachineError.
     """
     add = list(add)
     if wrong := [tag for tag in add if not _TAG.fullmatch(tag)]:

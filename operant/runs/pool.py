@@ -35,7 +35,7 @@ class Ended(NamedTuple):
 
 
 class Worker:
-    """Worker process, started with its first run, that trains one run after another. `log` takes its output between
+    """Worker process that trains one run after another, started with its first run. `log` takes its output between
     runs.
     """
 
@@ -48,12 +48,12 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """Pid of the process; None before its start and after its end."""
+        """Pid of the worker process; None before its start and after its end."""
         return None if self._process is None else self._process.pid
 
     def warm(self) -> None:
-        """Start the process before its first run, so that its imports are done. Raises MachineError if it cannot be
-        started.
+        """Start the worker process before its first run, so that its imports are done. Raises MachineError if it cannot
+        be started.
         """
         if self._process is not None:
             return
@@ -71,9 +71,9 @@ class Worker:
             raise MachineError(f"cannot start a worker ({error.strerror}): {runs.display_path(self._log)}") from None
 
     def begin(self, run: Run, *, resume: str | None = None, trusted: bool = False) -> None:
-        """Train a run, from checkpoint `resume` ("last", "best" or a step; None: from scratch). `trusted` allows code
-        that is not known to be this user's. Raises BusyError if the worker has a run or the run a trainer, and
-        MachineError if no process can be started.
+        """Train a run in the worker process, from checkpoint `resume` ("last", "best" or a step; None: from scratch).
+        `trusted` allows code that is not known to be this user's. Raises BusyError if the worker has a run or the run a
+        trainer, and MachineError if no process can be started.
         """
         if self.run is not None:
             raise BusyError(runs.busy_message(self.run.path))
@@ -94,13 +94,13 @@ class Worker:
         raise MachineError(f"workers end at their start: see {runs.display_path(self._log)}")
 
     def fileno(self) -> int:
-        """File descriptor for `select`, readable once the run has ended."""
+        """Return a file descriptor for `select` that is readable once the worker's run has ended."""
         assert self._process is not None and self._process.stdout is not None
         return self._process.stdout.fileno()
 
     def ended(self) -> Ended | None:
-        """Outcome of the run, once after its end, with exit.json written; None while it trains. Raises MachineError if
-        exit.json cannot be written.
+        """Return the outcome of the worker's run, once after its end, with exit.json written; None while it trains.
+        Raises MachineError if exit.json cannot be written.
         """
         if self.run is None:
             return None
@@ -122,13 +122,13 @@ class Worker:
         return Ended(run, code if code >= 0 else 130 if stopped else 137, ending["wall_s"])
 
     def stop(self) -> None:
-        """Ask the current run to end with a checkpoint; if it has not begun yet, a later call of `ended` does so. The
-        next run is not affected.
+        """Ask the worker's current run to end with a checkpoint; if the run has not begun yet, a later call of `ended`
+        does so. The next run is not affected.
         """
         self._stopping = self.run is not None and not signal_worker(self.run, signal.SIGTERM)
 
     def close(self) -> None:
-        """End the process and kill its run."""
+        """End the worker process, killing its current run."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -148,7 +148,9 @@ class Worker:
 
 
 def wait(workers: Iterable[Worker], timeout_s: float, wake: Sequence[Any] = ()) -> None:
-    """Sleep until a worker's run has ended, one of `wake` is readable, or `timeout_s` has passed."""
+    """Sleep until the run of one of `workers` has ended, one of `wake` is readable, or `timeout_s` seconds have
+    passed.
+    """
     busy = [worker for worker in workers if worker.run is not None]
     if busy or wake:
         select.select([*busy, *wake], [], [], timeout_s)
@@ -157,5 +159,5 @@ def wait(workers: Iterable[Worker], timeout_s: float, wake: Sequence[Any] = ()) 
 
 
 def cores() -> int:
-    """Number of CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

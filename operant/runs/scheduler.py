@@ -36,7 +36,7 @@ class Trial:
     reason: str = ""
 
     def end(self, verdict: str, reason: str) -> None:
-        """Decide this trial: ask its runs to stop, and start no other."""
+        """Decide the trial ("pruned" or "fail", with a reason): ask its runs to stop, and start no other."""
         self.verdict, self.reason = verdict, reason
         for worker in self.active.values():
             if worker is not None:
@@ -47,8 +47,8 @@ AnyTrial = TypeVar("AnyTrial", bound=Trial)
 
 
 class Journal(ABC, Generic[AnyTrial]):
-    """Trials of a group or a sweep on disk, as the scheduler takes and records them. `root` is the folder of their
-    runs, `uuid` the identity that the runs record.
+    """Trials of a group or a sweep on disk, as the scheduler takes and records them. `root` is the folder of the
+    trials' runs, `uuid` the identity that the runs record.
     """
 
     root: Path
@@ -56,24 +56,24 @@ class Journal(ABC, Generic[AnyTrial]):
     trusted: bool  # code from run folders may be imported
 
     def unfinished(self) -> list[AnyTrial]:
-        """Trials taken over from a process that has ended."""
+        """Return the trials taken over from a process that has ended."""
         return []
 
     @abstractmethod
     def next_trial(self) -> AnyTrial | None:
-        """Create the next trial; None if there is none."""
+        """Create and return the next trial; None if there is none."""
 
     @property
     def asks_ahead(self) -> bool:
-        """Whether the next trial is created before a worker is free for it."""
+        """Whether the scheduler creates the next trial before a worker is free for it."""
         return False
 
     @abstractmethod
     def request(self, trial: AnyTrial, index: int, worker: int) -> Mapping[str, Any]:
-        """Request for run `index` of a trial, as run.json stores it, if worker number `worker` trains it."""
+        """Return the request for run `index` of a trial, as run.json stores it, if worker number `worker` trains it."""
 
     def load(self, trial: AnyTrial, index: int) -> Run | None:
-        """Load run `index` of a trial; None before it is made, or if another run has its id."""
+        """Load run `index` of a trial; None before the run is made, or if another run has its id."""
         run = runs.load(self.root / trial.ids[index])
         request = self.request(trial, index, 0)
         is_own = (
@@ -105,8 +105,8 @@ class Journal(ABC, Generic[AnyTrial]):
 
 
 class Scheduler(Generic[AnyTrial]):
-    """Trains the trials of a journal on worker processes. `wanted` is polled: 0 continue, 1 stop with checkpoints, 2
-    end now.
+    """Loop that trains the trials of a journal on worker processes. `wanted` is polled: 0 continue, 1 stop with
+    checkpoints, 2 end now.
     """
 
     def __init__(self, journal: Journal[AnyTrial], workers: Sequence[pool.Worker], wanted: Callable[[], int]) -> None:
@@ -115,8 +115,8 @@ class Scheduler(Generic[AnyTrial]):
         self._exhausted = self._stopping = False
 
     def run(self, after_turn: Callable[[], None] = lambda: None) -> bool:
-        """Train until no trial is left. Returns False if it was stopped before; unfinished trials then stay open in the
-        journal. `after_turn` is called after each look at the workers.
+        """Train until no trial is left. Returns whether all were trained; after a stop, unfinished trials stay open in
+        the journal. `after_turn` is called after each look at the workers.
         """
         try:
             self.trials.extend(self._journal.unfinished())
@@ -142,6 +142,7 @@ class Scheduler(Generic[AnyTrial]):
                 worker.close()
 
     def _stop(self) -> None:
+        """Ask all workers' runs to end with a checkpoint, and start no other."""
         self._stopping = True
         for worker in self._workers:
             worker.stop()
@@ -172,6 +173,7 @@ class Scheduler(Generic[AnyTrial]):
             self._take()
 
     def _take(self) -> AnyTrial | None:
+        """Create the next trial and add it to the open ones; None if there is none."""
         trial = self._journal.next_trial()
         self._exhausted = trial is None
         if trial is not None:
@@ -210,7 +212,7 @@ class Scheduler(Generic[AnyTrial]):
     # ending
 
     def _collect(self) -> None:
-        """Record the runs that the workers have ended."""
+        """Record the runs that the workers have ended; a stopped one waits to be resumed."""
         for worker in self._workers:
             ended = worker.ended()
             if ended is None:
@@ -225,7 +227,9 @@ class Scheduler(Generic[AnyTrial]):
                 self._journal.run_ended(trial, index, ended.run, ended.code)
 
     def _observe(self, trial: AnyTrial) -> None:
-        """Record a trial if all of its runs have ended, including those that other processes train."""
+        """Record a trial's result if all of its runs have ended, including those that other processes train; otherwise
+        let the journal examine it.
+        """
         for index in [index for index, worker in trial.active.items() if worker is None]:
             run = self._journal.load(trial, index)
             if run is not None and runs.has_trainer(run.path):

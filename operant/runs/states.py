@@ -59,17 +59,17 @@ class State(NamedTuple):
 
     @property
     def live(self) -> bool:
-        """Whether a trainer holds the run in this state."""
+        """Whether a trainer process works on a run in this state."""
         return self.word in LIVE
 
     @property
     def ended(self) -> bool:
-        """Whether no trainer works on the run any more in this state."""
+        """Whether no trainer will work on a run in this state, unless it is resumed."""
         return self.word in ENDED
 
 
 class Observation(NamedTuple):
-    """Facts of one look at a run folder, from which `assess` derives the state. Ages are by CLOCK_BOOTTIME, not
+    """Facts from one look at a run folder, from which `assess` derives the state. Ages are by CLOCK_BOOTTIME, not
     affected by the wall clock; None if unknown.
     """
 
@@ -114,8 +114,8 @@ class Assessment(NamedTuple):
 
 
 def assess(observation: Observation, previous: Assessment | None, now_s: float) -> Assessment:
-    """State of a run at `now_s` (any monotonic clock of the viewer), from an observation and the previous assessment.
-    Pure.
+    """Derive the state of a run from an observation and the previous assessment (None: a first look). `now_s`: any
+    monotonic clock of the viewer. Pure.
 
     Without a previous one, the ages in the observation replace movement that has not been seen yet.
     """
@@ -143,8 +143,8 @@ def assess(observation: Observation, previous: Assessment | None, now_s: float) 
 def _table_state(
     observation: Observation, heartbeat_still_s: float, main_still_s: float, usual_s: float | None
 ) -> State:
-    """State by the table of states, from top to bottom. `heartbeat_still_s` and `main_still_s`: seconds without
-    progress of the heartbeat and of the main loop; `usual_s`: usual seconds between records.
+    """Derive a run's state by the table of states, from top to bottom. `heartbeat_still_s` and `main_still_s`: seconds
+    without progress of the heartbeat and of the main loop; `usual_s`: usual seconds between records.
     """
     status, record = observation.status, observation.record
     if observation.broken is not None:
@@ -183,7 +183,7 @@ def _table_state(
 
 def _overtaken(observation: Observation) -> bool:
     """Whether the state in the metrics file is outdated: a later worker died or failed before it had a metrics file. A
-    refused resume does not count.
+    worker that refused to resume does not count.
     """
     if not observation.earlier or observation.exit is None:
         return False
@@ -193,12 +193,13 @@ def _overtaken(observation: Observation) -> bool:
 
 
 def _stopped_by(observation: Observation, status: Status) -> str | None:
+    """Return "by" and the signal or user that stopped the run; None if unknown."""
     by = _signal_name(status.reason) if status.reason else observation.stopped_by
     return f"by {by}" if by else None
 
 
 def _ended(observation: Observation) -> State:
-    """State of a run whose lock is free and whose metrics file has no terminal state."""
+    """Derive the state of a run whose lock is free and whose metrics file has no terminal state."""
     if observation.earlier:
         observation = observation._replace(status=None, record=None)
     ending = observation.exit
@@ -227,7 +228,7 @@ def _ended(observation: Observation) -> State:
 
 
 def exit_code(observation: Observation) -> int | None:
-    """Exit code of a run (130 stopped, 137 killed); None while it trains or if unknown."""
+    """Return the exit code of a run (130 stopped, 137 killed); None while it trains or if unknown."""
     if observation.held:
         return None
     ending, status = observation.exit or {}, observation.status
@@ -247,17 +248,19 @@ def exit_code(observation: Observation) -> int | None:
 
 
 def _median(values: Sequence[float]) -> float:
-    """Upper median. (The standard library's costs 10 ms of imports at every start.)"""
+    """Return the upper median. (The standard library's costs 10 ms of imports at every start.)"""
     return sorted(values)[len(values) // 2]
 
 
 def _signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGTERM."""
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name
     return f"signal {number}"
 
 
 def _ago(seconds: float | None) -> str:
+    """Format an age such as "5 s ago"; "unknown" for None."""
     return "unknown" if seconds is None else f"{text.age(seconds)} ago"
 
 
@@ -266,8 +269,8 @@ def _ago(seconds: float | None) -> str:
 
 
 def observe(run: Run, reader: Reader | None = None) -> Observation:
-    """Look at a run once, through `reader` if one is open on its metrics file. Never raises for the content of
-    files.
+    """Look at a run once and return the facts, through `reader` if one is open on its metrics file. Never raises for
+    the content of files.
     """
     document = run.document
     local = runfolder.is_local(document)
@@ -300,6 +303,7 @@ def observe(run: Run, reader: Reader | None = None) -> Observation:
 
 
 def _exists(path: Path) -> bool:
+    """Whether there is an entry at a path, also a dangling link."""
     try:
         path.lstat()
     except OSError:
@@ -308,6 +312,7 @@ def _exists(path: Path) -> bool:
 
 
 def _read(look: Observation, document: Mapping[str, Any], reader: Reader) -> Observation:
+    """Add the facts in the metrics file to an observation. `document`: the run's. Raises BadFileError."""
     header, status = reader.header, reader.status()
     # While a resumed worker imports, the metrics file of the earlier session is still there, with its terminal state.
     # The pid distinguishes them; `launch.start` clears it, so that the old file is never mistaken for the new one.
@@ -348,7 +353,7 @@ def _read(look: Observation, document: Mapping[str, Any], reader: Reader) -> Obs
 
 
 def _unsaved_s(header: Header, status: Status, record: Record | None, document: Mapping[str, Any]) -> float | None:
-    """Seconds of work since the last checkpoint, by the trainer's clock; None if all work is saved."""
+    """Return the seconds of work since the last checkpoint, by the trainer's clock; None if all work is saved."""
     if record is None or (status.state in TERMINAL and record.step == status.last_checkpoint_step):
         return None
     until_ns = status.heartbeat_boottime_ns
@@ -359,7 +364,7 @@ def _unsaved_s(header: Header, status: Status, record: Record | None, document: 
 
 
 def _took_s(header: Header, look: Observation, document: Mapping[str, Any]) -> float | None:
-    """Seconds of training in all sessions: in earlier ones by run.json, in the last one by its waiter's exit.json, else
+    """Return the seconds of training in all sessions: in earlier ones by run.json, in the last one by exit.json, else
     by its heartbeat. None if unknown.
     """
     own_s = runfolder.number_of(look.exit or {}, "wall_s")
@@ -370,7 +375,9 @@ def _took_s(header: Header, look: Observation, document: Mapping[str, Any]) -> f
 
 
 def state(run: Run) -> State:
-    """State of a run by a single look. A viewer that looks repeatedly calls `observe` and `assess` with its clock."""
+    """Return the state of a run by a single look. A viewer that looks repeatedly calls `observe` and `assess` with its
+    clock.
+    """
     return assess(observe(run), None, time.monotonic()).state
 
 
@@ -379,8 +386,8 @@ def state(run: Run) -> State:
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """Summary of a run, as `--json` prints it; its keys are an interface. Times are in seconds, `created` in ISO 8601
-    UTC; None for unknown and NaN.
+    """Return a summary of a run, as `--json` prints it; its keys are an interface. Times are in seconds, `created` in
+    ISO 8601 UTC; None for unknown and NaN.
 
     `return`, `length` and evaluations are the newest ones, all other numbers those of the newest record.
     """
@@ -437,8 +444,8 @@ def describe(run: Run) -> dict[str, Any]:
 
 
 def target_reached(document: Mapping[str, Any], score: float | None) -> bool | None:
-    """Whether a run has reached its target: as its trainer recorded, in an early run by `score`, its last evaluation.
-    None without a target.
+    """Whether a run has reached its target: as its trainer recorded in the document, in an early run by `score`, its
+    last evaluation. None without a target.
     """
     target, recorded = runfolder.number_of(document, "target"), document.get("target_reached")
     if target is None:
@@ -447,7 +454,9 @@ def target_reached(document: Mapping[str, Any], score: float | None) -> bool | N
 
 
 def target_remark(document: Mapping[str, Any], score: float) -> str:
-    """Remark after the mean of the last evaluation, such as ` (target 475 reached)`; "" without a target."""
+    """Return the remark after the mean `score` of the last evaluation, such as ` (target 475 reached)`; "" without a
+    target.
+    """
     target, reached = runfolder.number_of(document, "target"), target_reached(document, score)
     return (
         ""
@@ -457,8 +466,8 @@ def target_remark(document: Mapping[str, Any], score: float) -> str:
 
 
 def newest(reader: Reader, record: Record | None) -> dict[str, float]:
-    """Finite values of `record` by name (None: {}); missing returns, lengths and evaluations come from earlier
-    records.
+    """Return the finite values of `record` by metric name ({} for None). Missing returns, lengths and evaluations come
+    from earlier records.
     """
     if record is None:
         return {}
@@ -479,13 +488,14 @@ def newest(reader: Reader, record: Record | None) -> dict[str, float]:
 
 
 def values_of(reader: Reader, record: Record) -> dict[str, float]:
-    """Finite values of a record by metric name."""
+    """Return the finite values of a record by metric name."""
     return {
         metric.name: value for metric, value in zip(reader.metrics, record.values, strict=True) if math.isfinite(value)
     }
 
 
 def _iso(realtime_ns: int | None) -> str | None:
+    """Format a Unix time in ns as ISO 8601 UTC; None for None or if it is out of range."""
     if realtime_ns is None:
         return None
     with contextlib.suppress(OverflowError, ValueError, OSError):

@@ -25,8 +25,8 @@ _IDLE_S = 30.0
 
 
 class Stream:
-    """Records of a run, oldest first, first from its history, then from its metrics file. Each `poll` yields the new
-    ones in chunks of one session.
+    """Iterator over the records of a run, oldest first, from its history and then its metrics file. Each `poll` yields
+    the new ones in chunks of one session.
     """
 
     def __init__(self, run: Run) -> None:
@@ -34,11 +34,13 @@ class Stream:
 
     @property
     def over(self) -> bool:
-        """Whether no more records follow: at the last `poll` the run had ended or was unreadable."""
+        """Whether no more records of the run follow: at the last `poll` it had ended or was unreadable."""
         return self._follower.state.ended or self._follower.state.word == "unreadable"
 
     def poll(self) -> Iterator[Chunk]:
-        """Yield the records since the last call, oldest first. Never raises for the content of files."""
+        """Yield the run's records since the last call, oldest first, in chunks. Never raises for the content of
+        files.
+        """
         follower = self._follower
         follower.poll(time.monotonic())
         expected, records = follower.next, follower.new_records()
@@ -52,7 +54,7 @@ class Stream:
                 yield from self._new(_chunk(follower.reader.metrics, list(some)))
 
     def _new(self, chunk: Chunk) -> Iterator[Chunk]:
-        """Yield the part of a chunk that has not been yielded yet."""
+        """Yield the part of a chunk that has not been yielded yet; nothing if all has."""
         session, n = self._last
         first = bisect_right(chunk.n, n) if chunk.session == session else 0 if chunk.session > session else len(chunk.n)
         if first < len(chunk.n):
@@ -73,7 +75,7 @@ class Stream:
 
 
 def _chunk(metrics: tuple[Metric, ...], records: Sequence[Record]) -> Chunk:
-    """Chunk with records of the metrics file."""
+    """Convert records of the metrics file, all of one session, to a chunk."""
     values = zip(*(record.values for record in records), strict=True)
     return Chunk(
         records[0].session,
@@ -103,7 +105,7 @@ class Columns(NamedTuple):
 
 
 def columns(run: Run) -> Columns:
-    """All records of a run so far, as columns. Never raises for the content of files."""
+    """Return all records of a run so far, as columns. Never raises for the content of files."""
     stream = Stream(run)
     result = Columns(array("Q"), array("Q"), array("Q"), array("d"), array("d"), array("I"), {})
     clock = Clock()
@@ -128,15 +130,15 @@ def columns(run: Run) -> Columns:
 
 
 class Clock:
-    """Converts times of records to seconds of training, without the time between sessions and gaps of more than half a
-    minute within one.
+    """Converter of records' times to seconds of training, without the time between sessions and gaps of more than half
+    a minute within one.
     """
 
     def __init__(self) -> None:
         self._session, self._last_ns, self._total_s = -1, 0, 0.0
 
     def seconds(self, chunk: Chunk) -> Iterator[float]:
-        """Seconds of training at each record of the next chunk."""
+        """Yield the seconds of training at each record of `chunk`; call it with consecutive chunks."""
         busy = [column for name, column in chunk.columns.items() if name.startswith(SECONDS)]
         for row, time_ns in enumerate(chunk.boottime_ns):
             took_s = (time_ns - self._last_ns) / 1e9

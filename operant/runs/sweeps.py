@@ -26,7 +26,9 @@ _STOP: Final = "stop.json"
 
 
 def list_sweeps(root: Path, everywhere: bool = True) -> list[Path]:
-    """Folders of the sweeps in the folder `root`; with `everywhere` also those next to the runs of the user's index."""
+    """Return the folders of the sweeps in the folder `root`; with `everywhere` also those next to the runs of the
+    user's index.
+    """
     return [path for path in groups.folders_with(FILE, root, everywhere) if runs.ID.fullmatch(path.name)]
 
 
@@ -44,7 +46,7 @@ def find(text: str, root: Path, everywhere: bool = True) -> Path | None:
 
 
 class Sweep(NamedTuple):
-    """A sweep on disk: its name, its folder, and the runs of its trials by id."""
+    """Sweep on disk: its name, its folder, and the runs of its trials by id."""
 
     id: str
     path: Path
@@ -60,15 +62,15 @@ def load(text: str, root: Path, everywhere: bool = True) -> Sweep | None:
 
 
 def remove(sweep: Sweep) -> None:
-    """Delete a sweep and its runs. Raises BusyError while one of them trains."""
+    """Delete a sweep and its runs. Raises BusyError while one of the runs trains."""
     for run in sweep.runs.values():
         runs.remove(run)
     shutil.rmtree(sweep.path, ignore_errors=True)
 
 
 def working(folder: Path) -> list[dict[str, Any]]:
-    """Identities of the processes that work on a sweep. Those of other machines are included, since their end cannot be
-    seen here.
+    """Return the identities of the processes that work on a sweep. Those of other machines are included, since their
+    end cannot be seen here.
     """
     identities = (runs.read_json(path) for path in sorted(folder.glob("at-*.json")))
     return [one for one in identities if one and runs.is_alive(one) is not False]
@@ -76,8 +78,8 @@ def working(folder: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def entered(folder: Path) -> Iterator[Callable[[], int]]:
-    """Record for the duration of the block that this process works on a sweep. Yields a function that returns the stop
-    request since then: 0 none, 1 stop with checkpoints, 2 end now.
+    """Context manager that records that this process works on a sweep. Yields a function that returns the stop request
+    since then: 0 none, 1 stop with checkpoints, 2 end now.
     """
     own = runs.identity()
     path, before = folder / f"at-{own['host']}-{own['pid']}.json", _stop_request(folder)
@@ -112,17 +114,19 @@ def create_identity(folder: Path, files: Iterable[Path] = ()) -> None:
 
 
 def changed_files(folder: Path) -> str | None:
-    """Names of the user's code files that have changed since the sweep began; None if none has."""
+    """Return the names of the user's code files that have changed since the sweep began, joined by commas; None if none
+    has.
+    """
     return membership.changed_files(runs.read_json(folder / IDENTITY))
 
 
 def uuid(folder: Path) -> str:
-    """Identity of a sweep, which its runs record; "" for a sweep of an early version."""
+    """Return the identity of a sweep, which its runs record; "" for a sweep of an early version."""
     return membership.uuid_in(runs.read_json(folder / IDENTITY), folder / IDENTITY)
 
 
 def trials(folder: Path) -> list[Run]:
-    """Runs that were made for the trials of a sweep."""
+    """Return the runs that were made for the trials of a sweep."""
     listed, own = runs.list_runs(folder.parent, everywhere=False), uuid(folder)
     if own:
         return [run for run in listed if membership.belongs_to(run, own)]
@@ -133,7 +137,9 @@ def trials(folder: Path) -> list[Run]:
 
 
 def _was_made_by(folder: Path, run: Run) -> bool:
-    """Whether a sweep of a version before 2026-11-24 made a run: the request names its file, and one seed."""
+    """Whether a sweep of a version before 2026-11-24 made a run: the run's request names the sweep's file, and one
+    seed.
+    """
     request = membership.request_of(run)
     words: Any = request.get("overrides")
     return (
@@ -145,4 +151,5 @@ def _was_made_by(folder: Path, run: Run) -> bool:
 
 
 def _stop_request(folder: Path) -> dict[str, Any]:
+    """Return the last stop request to a sweep; {} without one."""
     return runs.read_json(folder / _STOP)

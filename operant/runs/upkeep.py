@@ -32,7 +32,9 @@ _LAST_TIME_S = 253_402_300_800  # the year 10000
 
 
 def sizes(run: Run) -> dict[str, int]:
-    """Disk usage of a run in bytes by "total", "checkpoints" and "history". Never raises; links are not followed."""
+    """Return the disk usage of a run in bytes by "total", "checkpoints" and "history". Never raises; links are not
+    followed.
+    """
     usage = {"total": 0, "checkpoints": 0, "history": 0}
     for folder, _, files in os.walk(run.path):
         part = os.path.relpath(folder, run.path).split(os.sep)[0]
@@ -46,7 +48,7 @@ def sizes(run: Run) -> dict[str, int]:
 
 
 def archive(run: Run, path: Path) -> None:
-    """Pack a run into the archive `path`, which is replaced. Raises BusyError while the run trains, and
+    """Pack a run into the archive file `path`, replacing one that exists. Raises BusyError while the run trains, and
     MachineError.
     """
     if runs.has_trainer(run.path):
@@ -65,8 +67,8 @@ def archive(run: Run, path: Path) -> None:
 
 
 def _packed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Filter for `tarfile`: the member without its owner; None for links, devices and files of a process, which are
-    left out.
+    """Filter for `tarfile`: return the member without its owner; None for links, devices and files of a process, which
+    are left out.
     """
     inside = PurePosixPath(member.name).parts[1:]
     if not (member.isfile() or member.isdir()) or _COMPILED in inside or (inside and inside[0] in _LEFT_OUT):
@@ -115,7 +117,7 @@ def restore(path: Path, root: Path, confirm: Callable[[str], None]) -> Run:
 
 
 class _Bounded:
-    """Reader of an unpacked archive that limits each read, so that no header can make `tarfile` fill the memory."""
+    """Wrapper of an unpacked archive that limits each read, so that no header can make `tarfile` fill the memory."""
 
     def __init__(self, file: gzip.GzipFile) -> None:
         self._file = file
@@ -129,13 +131,14 @@ class _Bounded:
 
 
 def _damaged(path: Path, error: Exception) -> BadFileError:
+    """Return a BadFileError about a damaged archive."""
     reason = "nested too deeply" if isinstance(error, RecursionError) else error
     return BadFileError(f"{runs.display_path(path)} is damaged or not an archive of a run ({reason})")
 
 
 def _checked(archive: tarfile.TarFile, path: Path, root: Path, confirm: Callable[[str], None]) -> list[tarfile.TarInfo]:
-    """Members of an archive, the files and folders of one run. Raises BadFileError for any other member, and
-    MachineError if the disk of `root` is too full.
+    """Return the members of an archive, the files and folders of one run. `confirm` is called with a question if it is
+    large. Raises BadFileError for any other member, and MachineError if the disk of `root` is too full.
     """
     members: list[tarfile.TarInfo] = []
     names: set[str] = set()
@@ -179,14 +182,14 @@ def _problem(member: tarfile.TarInfo, id_: str) -> str | None:
 
 
 def _room(root: Path) -> tuple[int, float]:
-    """Free bytes and free inodes of the filesystem of the folder `root`, which need not exist."""
+    """Return the free bytes and free inodes of the filesystem of the folder `root`, which need not exist."""
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     free = os.statvfs(existing)
     return free.f_bavail * free.f_frsize, free.f_favail if free.f_files else math.inf
 
 
 def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    """Unpack a member that was checked into `folder`."""
+    """Unpack a checked member of an archive into `folder`."""
     target = folder / member.name
     if member.isdir():
         target.mkdir(mode=0o700, parents=True, exist_ok=True)

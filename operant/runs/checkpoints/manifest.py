@@ -19,7 +19,7 @@ QUARANTINE_NAME = re.compile(r"quarantine-step-([0-9]{12,18})")
 
 
 class Manifest(NamedTuple):
-    """Type-checked fields of a checkpoint's manifest. `best_value` is a number only if `best`."""
+    """Fields of a checkpoint's manifest, with checked types. `best_value` is a number only if `best`."""
 
     run_uuid: str
     session: int
@@ -33,9 +33,7 @@ class Manifest(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """Entry of the checkpoint folder that may be a checkpoint: its `manifest`, or None and the reason in `problem`.
-    `foreign`: it belongs to another run.
-    """
+    """Entry of the checkpoint folder that may be a checkpoint: its `manifest`, or None and the reason in `problem`."""
 
     name: str
     step: int
@@ -44,7 +42,7 @@ class Candidate(NamedTuple):
     foreign: bool  # of another run
 
     def newer_than(self, other: Candidate) -> bool:
-        """Whether this checkpoint is later in the run than another: by session, then step; by step alone if a session
+        """Whether this checkpoint is later in the run than `other`: by session, then step; by step alone if a session
         is unknown.
         """
         if self.manifest is None or other.manifest is None:
@@ -53,12 +51,12 @@ class Candidate(NamedTuple):
 
 
 class ForeignError(BadFileError):
-    """A checkpoint belongs to another run."""
+    """Raised if a checkpoint belongs to another run."""
 
 
 def read_manifest(fields: Mapping[str, Any]) -> Manifest:
-    """Check the types of a manifest's `fields` and return them. Raises BadFileError for another format or a wrong
-    type.
+    """Check the types of a manifest's `fields` and return them as a Manifest. Raises BadFileError for another format or
+    a wrong type.
     """
     if fields.get("format") != FORMAT:
         raise BadFileError(f"format {ascii(fields.get('format'))[:40]}; this version reads format {FORMAT}")
@@ -76,8 +74,8 @@ def read_manifest(fields: Mapping[str, Any]) -> Manifest:
 
 
 def names_in(root: int) -> list[tuple[str, int]]:
-    """Names and steps of possible checkpoints in the open folder `root`: committed folders, then folders that were
-    replaced but whose successor is missing.
+    """Return name and step of each possible checkpoint in the open folder `root`: committed folders, then folders that
+    were replaced but whose successor is missing.
     """
     aside = [(hidden.name, hidden.target) for hidden in atomic.list_hidden(root) if hidden.kind == "replaced"]
     names = []
@@ -88,9 +86,9 @@ def names_in(root: int) -> list[tuple[str, int]]:
     return names
 
 
-def in_order(candidates: list[Candidate], which: str | int) -> list[Candidate]:
-    """Candidates for `which` ("last", "best" or a step) in the order to try them. Those without a manifest come where a
-    valid one of their step would, so that skipping them is reported.
+def in_load_order(candidates: list[Candidate], which: str | int) -> list[Candidate]:
+    """Sort checkpoint candidates in the order in which to try them for `which` ("last", "best" or a step). Those
+    without a manifest come where a valid one of their step would, so that skipping them is reported.
     """
     last_session = max((candidate.manifest.session for candidate in candidates if candidate.manifest), default=0)
 

@@ -42,21 +42,21 @@ _KINDS = {
 
 
 class Replays:
-    """Saved replay buffer of a run, as tensors by name in a folder beside the checkpoints. Only the newest that has a
-    checkpoint is kept. Only the run's trainer may call `save` and `prune`. Without it a resume is valid, but collects
-    its data again.
+    """Saved replay buffers of a run: tensors by name in a folder per checkpoint, of which only the newest is kept. A
+    checkpoint is valid without one; a resume then collects its data again. Only the run's trainer may call `save` and
+    `prune`.
     """
 
     def __init__(self, folder: Path, run_uuid: str, report: Callable[[str], None]) -> None:
         self.folder, self._run_uuid, self._report = folder, run_uuid, report
 
     def free_bytes(self) -> int | None:
-        """Free bytes of the disk that holds the checkpoints; None if unknown."""
+        """Return the free bytes of the disk that holds the checkpoints; None if unknown."""
         return atomic.free_bytes(self.folder.parent)
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], *, session: int) -> bool:
-        """Save tensors of any device for the checkpoint of `step`, which is committed afterwards. They must not change
-        during the call.
+        """Save the replay buffer `tensors`, on any device, for the checkpoint of `step`, which is committed afterwards.
+        They must not change during the call. Returns whether it was saved; a failure is reported.
 
         Returns False after a failure, which is reported: a resume is then a warm one.
         """
@@ -82,11 +82,10 @@ class Replays:
     def restore(
         self, step: int, tensors: Mapping[str, torch.Tensor], *, session: int, constants: Mapping[str, str]
     ) -> str | None:
-        """Copy saved tensors into `tensors`, which have the same names and shapes. Returns None, or the reason why it
-        is not possible, in which case no tensor has changed. `constants` names tensors of one number that must equal
-        the saved one.
+        """Copy the replay buffer saved with the checkpoint of `step` into `tensors`, which have the same names and
+        shapes. Returns None, or the reason why it is not possible; no tensor has changed then.
 
-        `constants` are tensors of one number that must have the saved value, with their names in a sentence.
+        `constants`: tensors of one number that must equal the saved one, by name, each with its name in a sentence.
         """
         from safetensors import SafetensorError
 
@@ -107,8 +106,8 @@ class Replays:
             return f"{name}: {error}"
 
     def prune(self, root: int) -> None:
-        """Delete all replays in the open folder `root` but the newest that has a checkpoint. Those of another run stay.
-        Raises OSError.
+        """Delete all saved replay buffers in the open folder `root` but the newest that has a checkpoint. Those of
+        another run stay. Raises OSError.
         """
         identities = {name: self._identity(root, name) for name in atomic.list_names(root) if NAME.fullmatch(name)}
         own = [
@@ -122,8 +121,8 @@ class Replays:
                 atomic.discard(root, name)
 
     def _identity(self, root: int, name: str) -> tuple[int, int] | None:
-        """Session and step of a replay or a checkpoint in the open folder `root`; None if it is unreadable, (-1, -1) if
-        it belongs to another run.
+        """Return (session, step) of a replay buffer or checkpoint in the open folder `root`; None if it is unreadable,
+        (-1, -1) if it belongs to another run.
         """
         try:
             fields = atomic.read_manifest(root, name)
@@ -136,7 +135,7 @@ class Replays:
 
 
 def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a safetensors file, with one piece at a time in host memory."""
+    """Yield the bytes of a safetensors file with the tensors, one piece at a time in host memory."""
     import torch
 
     header, end = {}, 0
@@ -162,8 +161,8 @@ def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]
 
 
 def _load(path: Path, tensors: Mapping[str, torch.Tensor], constants: Mapping[str, str]) -> str | None:
-    """Copy the tensors of a file into `tensors` of the same names. Returns None, or the first difference, also in one
-    of `constants` (names of tensors of one number), in which case no tensor has changed.
+    """Copy the tensors of a safetensors file into `tensors` of the same names. Returns None, or the first difference
+    between the two, also in one of `constants` (names of tensors of one number); no tensor has changed then.
     """
     from safetensors import safe_open
 
@@ -189,8 +188,10 @@ def _load(path: Path, tensors: Mapping[str, torch.Tensor], constants: Mapping[st
 
 
 def _kind(tensor: torch.Tensor) -> str:
+    """Return the name of a tensor's dtype in safetensors."""
     return _KINDS[str(tensor.dtype).removeprefix("torch.")]
 
 
 def _words(value: object) -> str:
+    """Format dtype and shape of a tensor for a message."""
     return str(value) if isinstance(value, str) else " ".join(map(str, value)) if isinstance(value, tuple) else ""

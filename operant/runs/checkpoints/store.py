@@ -24,7 +24,7 @@ from operant.runs.checkpoints.manifest import (
     Candidate,
     ForeignError,
     Manifest,
-    in_order,
+    in_load_order,
     names_in,
     read_manifest,
 )
@@ -42,14 +42,14 @@ Accept = Callable[["Path", "Manifest", dict[str, bytes]], Result]
 
 
 class CheckpointInfo(NamedTuple):
-    """Manifest of a checkpoint and the path of its configuration file, None without one."""
+    """Manifest of a checkpoint, and the path of its configuration file (None without one)."""
 
     manifest: Manifest
     config: Path | None
 
 
 class _Job(NamedTuple):
-    """Checked inputs of one save. `state` is the encoded document."""
+    """Checked inputs of saving one checkpoint. `state` is the encoded document."""
 
     step: int
     tensors: dict[str, torch.Tensor]
@@ -63,8 +63,8 @@ class _Job(NamedTuple):
 
 
 class Store:
-    """Checkpoints of one run. The constructor touches no file. Only `save`, `save_async`, `quarantine` and `collect`
-    write, and only the run's trainer may call them.
+    """Store of the checkpoints of one run. The constructor touches no file. Only `save`, `save_async`, `quarantine` and
+    `collect` write, and only the run's trainer may call them.
 
     `folder` is RUN/checkpoints; `keep` how many of the last to keep (never fewer than two, beside the best); `report`
     takes a line for the log, also from the thread of `save_async`.
@@ -86,12 +86,12 @@ class Store:
 
     @property
     def failing(self) -> bool:
-        """Whether the last three or more saves have all failed."""
+        """Whether the last three or more attempts to save a checkpoint have all failed."""
         return self._failures >= FAILURES_TO_REPORT
 
     @property
     def saving(self) -> bool:
-        """Whether a save in the background thread is in progress."""
+        """Whether the background thread is saving a checkpoint."""
         return self._thread is not None and self._thread.is_alive()
 
     # -------------------------------------------------------------- saving
@@ -107,8 +107,8 @@ class Store:
         must_be_finite: Collection[str] = (),
         config: str = "",
     ) -> Path | None:
-        """Commit a checkpoint and delete old ones. Returns its folder; None after a failure, which is reported and does
-        not stop training.
+        """Save a checkpoint and delete old ones. Returns its folder, or None after a failure, which is reported and
+        does not stop training.
 
         `tensors` are on the CPU, dense, of any shape; `document` is JSON (NaN and infinities allowed), and its
         `best_value` ranks a `best` checkpoint among those of its `task`; `config` is the text of the configuration. If
@@ -131,9 +131,9 @@ class Store:
         config: str = "",
         done: Callable[[Path | None], None] = lambda path: None,
     ) -> None:
-        """Save like `save` (with the same parameters), in a background thread, once the previous save has ended. The
-        tensors must not change until `wait` has returned. The thread calls `done` with the folder, None after a
-        failure, before `wait` returns.
+        """Save a checkpoint in a background thread, once the previous save has ended. Parameters as in `save`; the
+        tensors must not change until `wait` has returned. The thread calls `done` with the checkpoint's folder, None
+        after a failure, before `wait` returns.
         """
         self.wait()
         job, self._last = _job(step, tensors, document, session, best, must_be_finite, config), None
@@ -152,8 +152,8 @@ class Store:
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> Path | None:
-        """Wait for the background save, at most `timeout_s`. Returns the folder of the last save; None if it failed or
-        is not finished.
+        """Wait for the background save, at most `timeout_s` (None: no limit). Returns the folder of the last saved
+        checkpoint; None if saving failed or is not finished.
         """
         if self._thread is not None:
             self._thread.join(timeout_s)
@@ -165,15 +165,15 @@ class Store:
     def quarantine(
         self, step: int, tensors: Mapping[str, torch.Tensor], document: Mapping[str, Any], *, session: int
     ) -> Path | None:
-        """Save a state with NaN or infinities for a post-mortem, as quarantine-step-*, which `load` never considers.
-        Returns like `save`.
+        """Save a training state with NaN or infinities for a post-mortem, as quarantine-step-*, which `load` never
+        considers. Returns its folder, None after a failure.
         """
         self.wait()
         return self._guarded(step, partial(self._quarantine, _job(step, tensors, document, session, False, (), "")))
 
     def _attempt(self, job: _Job) -> Path | None:
-        """Save the job, or quarantine its state if a tensor that must be finite is not. Runs on any thread. Returns
-        like `save`.
+        """Save the checkpoint of `job`, or quarantine its state if a tensor that must be finite is not. Runs on any
+        thread. Returns the checkpoint's folder; None after a failure or a quarantine.
         """
 
         def work() -> Path | None:
@@ -192,8 +192,8 @@ class Store:
         return self._guarded(job.step, work)
 
     def _guarded(self, step: int, work: Callable[[], Path | None]) -> Path | None:
-        """Run `work`, which saves, and return its folder. Failures of the disk or memory are counted and reported, and
-        give None: training continues without this checkpoint.
+        """Run `work`, which saves the checkpoint of `step`, and return its folder. Failures of the disk or memory are
+        counted and reported, and give None: training continues without this checkpoint.
         """
         try:
             with self._lock:
@@ -205,6 +205,7 @@ class Store:
         return path
 
     def _failed(self, step: int, error: Exception) -> None:
+        """Count and report that the checkpoint of `step` could not be saved."""
         self._failures += 1
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
         again = f" ({self._failures} failures in a row)" if self._failures > 1 else ""
@@ -224,8 +225,8 @@ class Store:
         best_value: object = None,
         task: int = 0,
     ) -> Path:
-        """Commit packed files as a checkpoint (`best`: with `best_value` as its score) and delete old checkpoints; the
-        part of `save` that needs no torch. Raises OSError, or BadFileError if the files read back differ.
+        """Commit a checkpoint from packed files and delete old checkpoints; returns its folder. `best_value` is the
+        score of a `best` checkpoint. Needs no torch. Raises OSError, or BadFileError if the files read back differ.
         """
         value = (
             float(best_value) if best and isinstance(best_value, (int, float)) and math.isfinite(best_value) else None
@@ -239,11 +240,14 @@ class Store:
         return path
 
     def _quarantine(self, job: _Job) -> Path:
+        """Write the quarantined state of `job` and return its folder. Raises OSError and BadFileError."""
         manifest = Manifest(self._run_uuid, job.session, job.step, self._parent_step, False, None, job.task, 0)
         return self._write(f"quarantine-step-{job.step:012d}", {TENSORS: pack(job.tensors), STATE: job.state}, manifest)
 
     def _write(self, name: str, files: Mapping[str, bytes], manifest: Manifest) -> Path:
-        """Commit a folder `name`, after deleting leftovers of dead processes and a check of the free disk space."""
+        """Commit a folder `name` and return its path, after deleting leftovers of dead processes and checking the free
+        disk space. A checkpoint that its session had saved as best stays best.
+        """
         atomic.make_root(self.folder)
         with atomic.opened(self.folder) as root:
             atomic.sweep(root)
@@ -265,7 +269,7 @@ class Store:
     # -------------------------------------------------------------- loading
 
     def steps(self) -> list[int]:
-        """Steps of all checkpoint folders, damaged ones included, ascending."""
+        """Return the steps of all checkpoint folders, damaged ones included, ascending; [] if there are none."""
         try:
             with atomic.opened(self.folder) as root:
                 return sorted({step for _, step in names_in(root)})
@@ -273,7 +277,7 @@ class Store:
             return []
 
     def newest(self, which: str | int = "last") -> CheckpointInfo | None:
-        """Manifest of the checkpoint that `load` tries first; None without one. Reads no tensor."""
+        """Return the manifest of the checkpoint that `load(which)` tries first; None without one. Reads no tensor."""
         try:
             with atomic.opened(self.folder) as root:
                 candidates = [
@@ -283,14 +287,14 @@ class Store:
                 ]
         except OSError:
             return None
-        newest = next((one for one in in_order(candidates, which) if one.manifest is not None), None)
+        newest = next((one for one in in_load_order(candidates, which) if one.manifest is not None), None)
         if newest is None or newest.manifest is None:
             return None
         config = self.folder / newest.name / CONFIG
         return CheckpointInfo(newest.manifest, config if config.is_file() else None)
 
     def load(self, which: str | int = "last") -> Checkpoint:
-        """Load the last checkpoint, the best one, or that of a step. The first valid one is returned; each damaged one
+        """Load the checkpoint `which`: "last", "best" or a step. The first valid one is returned; each damaged one
         before it is reported.
 
         Raises NotFoundError, with the existing steps, if there is none; BadFileError if all suitable ones are damaged.
@@ -300,10 +304,15 @@ class Store:
         return checkpoint
 
     def load_files(self, which: str | int = "last") -> tuple[Manifest, dict[str, bytes]]:
-        """Load like `load`, but return the manifest and the bytes of the files; without torch."""
+        """Load the checkpoint `which` like `load`, but return its manifest and the bytes of its files; without
+        torch.
+        """
         return self._find(which, lambda _path, manifest, files: (manifest, files))
 
     def _find(self, which: str | int, accept: Accept[Result]) -> Result:
+        """Return the result of `accept` for the first valid checkpoint of `which`, in the order of `in_load_order`;
+        report those skipped. Raises NotFoundError and BadFileError.
+        """
         step = int(which) if isinstance(which, int) or (which.isascii() and which.isdigit()) else None
         if step is None and which not in ("last", "best"):
             raise NotFoundError(f"no checkpoint named {which!r}: use last, best or a step. {self._existing()}")
@@ -315,7 +324,7 @@ class Store:
                     if step is None or of == step
                 ]
                 reasons = []
-                for candidate in in_order(candidates, which):
+                for candidate in in_load_order(candidates, which):
                     result, problem = self._try(root, candidate, accept)
                     if result is not None:
                         return result
@@ -339,23 +348,24 @@ class Store:
         raise NotFoundError(f"no {described} in {self.folder}. {self._existing()}")
 
     def _try(self, root: int, candidate: Candidate, accept: Accept[Result]) -> tuple[Result | None, str]:
-        """Result of `accept` for a candidate in the open folder `root` whose files are valid, and ""; or None and the
-        reason.
+        """Return (result of `accept`, "") for a checkpoint candidate in the open folder `root` whose files are valid,
+        else (None, reason).
         """
         if candidate.manifest is None:
             return None, candidate.problem
         try:
             fields, files = atomic.read(root, candidate.name)
-            return accept(self.folder / candidate.name, self._own(fields, candidate.step), files), ""
+            return accept(self.folder / candidate.name, self._own_manifest(fields, candidate.step), files), ""
         except BadFileError as error:
             return None, str(error)
 
     def _existing(self) -> str:
+        """Return a sentence with the steps of the saved checkpoints."""
         steps = self.steps()
         return f"Saved steps: {', '.join(map(str, steps))}" if steps else "No checkpoint has been saved yet"
 
-    def _own(self, fields: dict[str, Any], step: int) -> Manifest:
-        """Manifest from `fields`. Raises BadFileError if it is of another run or step."""
+    def _own_manifest(self, fields: dict[str, Any], step: int) -> Manifest:
+        """Return the manifest with `fields`. Raises BadFileError if it belongs to another run or step."""
         manifest = read_manifest(fields)
         if manifest.run_uuid != self._run_uuid:
             raise ForeignError(f"belongs to another run, {ascii(manifest.run_uuid)[:80]}")
@@ -364,19 +374,19 @@ class Store:
         return manifest
 
     def _candidate(self, root: int, name: str, step: int, look: Callable[[int, str], dict[str, Any]]) -> Candidate:
-        """Candidate in the open folder `root` with its manifest, or with the problem of reading it. `look` reads the
-        manifest only, or verifies all files.
+        """Return the entry `name` of the open folder `root` as a candidate, with its manifest or with the problem of
+        reading it. `look` reads the manifest only, or verifies all files.
         """
         try:
-            return Candidate(name, step, self._own(look(root, name), step), "", False)
+            return Candidate(name, step, self._own_manifest(look(root, name), step), "", False)
         except BadFileError as error:
             return Candidate(name, step, None, str(error), isinstance(error, ForeignError))
 
     # -------------------------------------------------------------- collecting
 
     def collect(self) -> None:
-        """Delete all checkpoints but the last `keep` valid ones, the best one and one replay; and leftovers of dead
-        processes.
+        """Delete old checkpoints: all but the last `keep` valid ones, the best one and one replay buffer. Also deletes
+        leftovers of dead processes.
 
         A checkpoint is deleted only if two newer valid ones exist; those of another run stay. Never raises for the
         disk.
@@ -388,7 +398,7 @@ class Store:
                     self._verify(root, name, step) for name, step in names_in(root) if STEP_NAME.fullmatch(name)
                 ]
                 valid = [candidate for candidate in candidates if candidate.manifest is not None]
-                best = next(iter(in_order(valid, "best")), None)
+                best = next(iter(in_load_order(valid, "best")), None)
                 for candidate in candidates:
                     newer = sum(other.newer_than(candidate) for other in valid)
                     if newer >= max(self._keep, 2) and candidate is not best and not candidate.foreign:
@@ -404,8 +414,8 @@ class Store:
             self._report(f"cannot delete old checkpoints in {self.folder}: {error.strerror or error}")
 
     def _verify(self, root: int, name: str, step: int) -> Candidate:
-        """Candidate in the open folder `root` with every byte of its files verified; cached as long as the files do not
-        change.
+        """Check every byte of a checkpoint in the open folder `root` against its manifest and return it as a candidate.
+        A valid result is cached as long as the files do not change.
         """
         signature = atomic.signature(root, name)
         known = self._verified.get(name)
@@ -418,9 +428,8 @@ class Store:
 
 
 def load_file(path: Path) -> Checkpoint:
-    """Load a checkpoint of any run, by its folder or by a file in it. Raises NotFoundError and BadFileError.
-
-    Raises NotFoundError if the path does not exist; BadFileError if it is not a checkpoint or damaged.
+    """Load a checkpoint of any run, by its folder or by a file in it. Raises NotFoundError if the path does not exist,
+    BadFileError if it is not a checkpoint or damaged.
     """
     folder = path.parent if path.is_file() else path
     try:
@@ -442,8 +451,8 @@ def _job(
     must_be_finite: Collection[str],
     config: str,
 ) -> _Job:
-    """Check the inputs of a save and encode its document. Raises ValueError or TypeError for inputs that can never be
-    saved.
+    """Check the inputs of `Store.save` and encode the document. Raises ValueError or TypeError for inputs that can
+    never be saved.
     """
     import torch
 

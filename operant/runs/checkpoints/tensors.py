@@ -19,8 +19,8 @@ TENSORS, STATE, CONFIG = "tensors.safetensors", "state.json", "config.toml"
 
 
 class Checkpoint(NamedTuple):
-    """A loaded checkpoint: tensors by name (on the CPU), its JSON document, step and session, its folder, and the path
-    of its configuration file, None without one.
+    """Loaded checkpoint: tensors by name (on the CPU), its JSON document, step and session, its folder, and the path of
+    its configuration file (None without one).
     """
 
     path: Path
@@ -32,8 +32,8 @@ class Checkpoint(NamedTuple):
 
 
 def find_nonfinite(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Message about the first tensor with NaN or infinities: their number and the first position. None if all are
-    finite.
+    """Return a message about the first tensor with NaN or infinities: their number and the first position. None if all
+    are finite.
     """
     for name, tensor in tensors.items():
         if tensor.is_floating_point() or tensor.is_complex():
@@ -47,7 +47,7 @@ def find_nonfinite(tensors: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Bytes of a safetensors file with the tensors. Views of shared memory are copied."""
+    """Encode tensors as the bytes of a safetensors file. Views of shared memory are copied."""
     from safetensors.torch import save
 
     independent, storages = {}, set()
@@ -61,7 +61,9 @@ def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def unpack(path: Path, manifest: Manifest, files: Mapping[str, bytes]) -> Checkpoint:
-    """Unpack a checkpoint from the bytes of its files. Raises BadFileError for invalid content."""
+    """Build a checkpoint from the bytes of its files by name. `path`: its folder. Raises BadFileError for invalid
+    content.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load
 

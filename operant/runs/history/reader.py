@@ -45,7 +45,7 @@ class Chunk(NamedTuple):
 
 
 class Reading:
-    """Iterator over the chunks of a history, oldest first, for a single pass.
+    """Iterator over the chunks of a run's history, oldest first, for a single pass.
 
     `damaged` counts the frames and byte ranges skipped so far because they are unreadable, `torn` the segments so far
     with an incomplete end (left by a kill; no synced record is lost by that).
@@ -62,6 +62,9 @@ class Reading:
         return next(self._chunks)
 
     def _read(self, folder: Path) -> Iterator[Chunk]:
+        """Yield the chunks of the history in `folder`, oldest first, without records that a later session trained
+        again.
+        """
         paths = [path for _, path in segments.segments(folder)]
         heads = [segments.describe(path) for path in paths]
         schemas = {head.schema_crc: head.metrics for head in heads if head is not None}
@@ -88,7 +91,7 @@ class Reading:
                 yield builder.chunk()
 
     def _rows(self, path: Path, schemas: dict[int, tuple[Metric, ...]]) -> Iterator[tuple[int, int, list[array[int]]]]:
-        """Yield session, schema and columns of words of each record frame of a segment."""
+        """Yield (session, schema checksum, columns of words) of each frame of records in a segment file."""
         try:
             descriptor = segments.open_segment(path)
         except (OSError, ValueError):
@@ -115,16 +118,15 @@ class Reading:
 
 
 def read(folder: Path) -> Reading:
-    """Read the history in `folder`, oldest records first, without those that a later session trained again from an
-    earlier step. Never raises for the content of files.
-
-    Never raises for the content of the folder; `Reading.damaged` and `Reading.torn` count what was skipped.
+    """Open the history in `folder` for reading: an iterator over its records, oldest first, without those that a later
+    session trained again from an earlier step. Never raises for the content of files; `Reading.damaged` and
+    `Reading.torn` count what was skipped.
     """
     return Reading(folder)
 
 
 def columns_of(rows: int, words: bytes | bytearray | memoryview) -> list[array[int]]:
-    """Columns of a frame's 8-byte `words`, `rows` in each, as arrays of "Q"."""
+    """Split a frame's 8-byte `words` into columns of `rows` words, as arrays of "Q"."""
     view = memoryview(words)
     columns = []
     for offset in range(0, len(view), 8 * rows):
@@ -135,8 +137,8 @@ def columns_of(rows: int, words: bytes | bytearray | memoryview) -> list[array[i
 
 
 def _select(rows: list[array[int]], after: int, limit: int | None) -> list[array[int]] | None:
-    """Rows with numbers greater than `after` and steps up to `limit` (None: all); None if the numbers do not ascend,
-    which no writer produces.
+    """Return the rows with numbers greater than `after` and steps up to `limit` (None: all), as columns; None if the
+    numbers do not ascend, which no writer produces.
     """
     numbers, steps = rows[segments.N], rows[segments.STEP]
     if not all(map(operator.lt, numbers, numbers[1:])):
@@ -151,7 +153,7 @@ def _select(rows: list[array[int]], after: int, limit: int | None) -> list[array
 
 
 class _ChunkBuilder:
-    """Rows of consecutive frames of one session and schema, collected for one `Chunk`."""
+    """Collector of consecutive rows of one session and schema for one `Chunk`."""
 
     def __init__(self, session: int, schema: int, metrics: tuple[Metric, ...], every: int) -> None:
         self.key, self.rows = (session, schema, every), 0
@@ -159,15 +161,18 @@ class _ChunkBuilder:
         self._words: list[array[int]] = [array("Q") for _ in range(FIXED + len(metrics))]
 
     def add(self, rows: Iterable[array[int]]) -> None:
+        """Append rows, given as columns of words."""
         for words, column in zip(self._words, rows, strict=True):
             words.extend(column)
         self.rows = len(self._words[0])
 
     @property
     def full(self) -> bool:
+        """Whether the chunk has enough rows or bytes to be yielded."""
         return self.rows >= _CHUNK_ROWS or 8 * self.rows * len(self._words) >= _CHUNK_BYTES
 
     def chunk(self) -> Chunk:
+        """Build the chunk from the collected rows."""
         words = self._words
         session, _, every = self.key
         flags = array("I", words[segments.FLAGS].tobytes())[1::2]
@@ -179,6 +184,7 @@ class _ChunkBuilder:
 
 
 def _values(words: array[int], dtype: str) -> array[float]:
+    """Convert a metric's column of 8-byte words of `dtype` to floats."""
     if dtype == "f64":
         return array("d", words.tobytes())
     return array("d", array(CODES[dtype], words.tobytes()))

@@ -53,8 +53,8 @@ _NAME = re.compile(r"seg-(\d{6})\.opl")
 
 
 class Segment(NamedTuple):
-    """Head of a segment: the session that wrote it, the step from which the session was resumed (`rewind_to`), and the
-    metrics of its columns.
+    """Head of a history segment: the session that wrote it, the step from which the session was resumed (`rewind_to`),
+    and the metrics of its columns.
     """
 
     session: int
@@ -68,14 +68,14 @@ class Segment(NamedTuple):
 
 
 def segments(folder: Path) -> list[tuple[int, Path]]:
-    """Numbers and paths of the segments in the folder of a history, oldest first; [] without a folder."""
+    """Return number and path of each segment in the folder of a history, oldest first; [] without a folder."""
     with contextlib.suppress(OSError, ValueError):
         return sorted((int(match[1]), folder / name) for name in os.listdir(folder) if (match := _NAME.fullmatch(name)))
     return []
 
 
 def segment_path(folder: Path, number: int) -> Path:
-    """Path of segment `number` in the folder of a history."""
+    """Return the path of segment `number` in the folder of a history."""
     return folder / f"seg-{number:06d}.opl"
 
 
@@ -84,12 +84,12 @@ def segment_path(folder: Path, number: int) -> Path:
 
 
 def pack_frame(kind: int, payload: bytes) -> bytes:
-    """Bytes of a frame: magic, length, checksum and kind, then the payload."""
+    """Encode a frame of a history segment: magic, length, checksum and kind, then the payload."""
     return FRAME.pack(MAGIC, len(payload), _checksum(len(payload), kind, payload), kind) + payload
 
 
 def pack_head(segment: Segment) -> bytes:
-    """Bytes of the beginning of a segment: its head, as two equal frames."""
+    """Encode the beginning of a history segment: its head, as two equal frames."""
     rewind = _NEVER_REWOUND if segment.rewind_to is None else segment.rewind_to
     fixed = SEGMENT.pack(
         *ABI,
@@ -105,7 +105,7 @@ def pack_head(segment: Segment) -> bytes:
 
 
 def pack_rows(schema_crc: int, columns: Sequence[array[int]]) -> bytes:
-    """Bytes of a frame of records, given as columns of 8-byte words; deflated if that is shorter. At most
+    """Encode records, given as columns of 8-byte words, as a frame; deflated if that is shorter. At most
     `rows_per_frame` records.
     """
     plain = b"".join([column.tobytes() for column in columns])
@@ -119,11 +119,12 @@ def pack_rows(schema_crc: int, columns: Sequence[array[int]]) -> bytes:
 
 
 def rows_per_frame(columns: int) -> int:
-    """Maximum number of records in a frame."""
+    """Return the maximum number of records in a frame, for records of `columns` words."""
     return (MAXIMUM_PAYLOAD - ROWS.size) // (8 * columns)
 
 
 def _checksum(length: int, kind: int, payload: bytes | memoryview) -> int:
+    """Return the CRC-32 of a frame over length, kind and payload."""
     return zlib.crc32(payload, zlib.crc32(struct.pack("<II", length, kind)))
 
 
@@ -132,7 +133,9 @@ def _checksum(length: int, kind: int, payload: bytes | memoryview) -> int:
 
 
 def unpack_head(payload: bytes | memoryview) -> Segment | None:
-    """Head of a segment from the payload of a frame of kind 1; None if this version does not understand it."""
+    """Parse the head of a history segment from the payload of a frame of kind 1; None if this version does not
+    understand it.
+    """
     if len(payload) < SEGMENT.size:
         return None
     major, _, session, every, count, run_uuid, rewind, first_n, realtime = SEGMENT.unpack_from(payload)
@@ -157,15 +160,15 @@ def unpack_head(payload: bytes | memoryview) -> Segment | None:
 
 
 def schema_of(payload: bytes | memoryview) -> int:
-    """Checksum of the schema in a record frame's payload; -1 for one that is too short."""
+    """Return the checksum of the schema that a record frame's payload names; -1 for a payload that is too short."""
     return int(ROWS.unpack_from(payload)[0]) if len(payload) >= ROWS.size else -1
 
 
 def unpack_rows(
     kind: int, payload: bytes | memoryview, columns: int
 ) -> tuple[int, bytes | bytearray | memoryview] | None:
-    """Unpack the payload of a record frame (kind 2 or 3) to its number of records and their words, column by column;
-    None if it does not hold `columns` columns.
+    """Unpack the payload of a record frame (kind 2 or 3) to (number of records, words column by column); None if it
+    does not hold `columns` columns.
 
     The claimed size is checked before any allocation, and nothing is inflated beyond it.
     """
@@ -192,7 +195,7 @@ def unpack_rows(
 
 
 class Scan:
-    """Iterator over the valid frames of one open segment, as (kind, payload), for a single pass.
+    """Iterator over the valid frames of one open history segment, as (kind, payload), for a single pass.
 
     `damaged` counts the byte ranges between them without a valid frame, `torn` is true if the file ends in one, `end`
     is the end of the last valid frame. Reads at most `limit_bytes` of what was there at the beginning. A read that
@@ -228,14 +231,15 @@ class Scan:
         self.torn = self.end < self.size
 
     def _read(self, offset: int, least: int) -> bytes:
+        """Read at least `least` bytes at `offset` if the segment has them; b"" if the read fails."""
         with contextlib.suppress(OSError):
             return os.pread(self._descriptor, min(max(least, self._block_bytes), self.size - offset), offset)
         return b""
 
 
 def open_segment(path: Path) -> int:
-    """Open a segment for reading; returns the descriptor. Raises OSError if it is missing, a link, or not a regular
-    file.
+    """Open a history segment for reading and return the descriptor. Raises OSError if it is missing, a link, or not a
+    regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -245,7 +249,7 @@ def open_segment(path: Path) -> int:
 
 
 def describe(path: Path) -> Segment | None:
-    """Read the head of a segment from its first valid copy; None without one, or for an unreadable file."""
+    """Return the head of a history segment from its first valid copy; None without one, or for an unreadable file."""
     try:
         descriptor = open_segment(path)
     except (OSError, ValueError):

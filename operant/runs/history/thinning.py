@@ -26,7 +26,8 @@ _ROWS = 256  # read before they are merged and written as one frame
 
 
 def thin(path: Path) -> Generator[None, None, None]:
-    """Replace a segment by one with a quarter of its records. Each step of the iterator takes about a millisecond.
+    """Replace a history segment by one with a quarter of its records, each merged from four. Each step of the iterator
+    takes about a millisecond.
 
     A merged record has the number, step and times of the last of its four, the flags of all, the sums of counters and
     buckets, the last value of integer gauges, and the means of all else over the records with a value. A non-finite
@@ -56,7 +57,9 @@ def thin(path: Path) -> Generator[None, None, None]:
 
 
 def _merged(descriptor: int, head: Segment) -> Iterator[bytes]:
-    """Yield frames of merged records, and empty bytes, so that no step takes long."""
+    """Yield frames of merged records, and empty bytes in between, so that no step takes long. `descriptor`: open
+    segment with head `head`.
+    """
     columns = FIXED + len(head.metrics)
     most = FACTOR * min(_ROWS // FACTOR, segments.rows_per_frame(columns))
     gathered: list[array[int]] = [array("Q") for _ in range(columns)]
@@ -75,7 +78,7 @@ def _merged(descriptor: int, head: Segment) -> Iterator[bytes]:
 
 
 def merge(columns: list[array[int]], metrics: tuple[Metric, ...]) -> list[array[int]]:
-    """Merge each four rows into one, given columns of words; the last row may be of fewer."""
+    """Merge each four rows into one, given and returned as columns of words; the last row may be merged from fewer."""
     flags = array("Q", map(functools.partial(functools.reduce, operator.or_), _groups(columns[segments.FLAGS])))
     not_finite = array("Q", (next(filter(None, group), 0) for group in _groups(columns[segments.NONFINITE])))
     last = [_last(column) for column in columns[: segments.FLAGS]]
@@ -88,10 +91,12 @@ def merge(columns: list[array[int]], metrics: tuple[Metric, ...]) -> list[array[
 
 
 def _groups(column: array[int]) -> Iterator[array[int]]:
+    """Yield the column's words in groups of four; the last may be shorter."""
     return (column[place : place + FACTOR] for place in range(0, len(column), FACTOR))
 
 
 def _last(column: array[int]) -> array[int]:
+    """Return the last word of each group of four."""
     last = column[FACTOR - 1 :: FACTOR]
     if len(column) % FACTOR:
         last.append(column[-1])
@@ -99,6 +104,9 @@ def _last(column: array[int]) -> array[int]:
 
 
 def _merge_metric(column: array[int], metric: Metric) -> array[int]:
+    """Merge a metric's column of words, each group of four to one: sums of counters and buckets, last values of integer
+    gauges, means of all else.
+    """
     total = metric.kind in ("counter", "bucket")
     if metric.dtype != "f64":
         if not total:
@@ -127,8 +135,8 @@ def _merge_metric(column: array[int], metric: Metric) -> array[int]:
 
 
 def _merge_some(values: array[float], total: bool, must_be_finite: bool) -> float:
-    """Sum (`total`) or mean of the values that are not NaN. With `must_be_finite` the first non-finite value, if there
-    is one.
+    """Return the sum (`total`) or mean of the values that are not NaN; NaN without any. With `must_be_finite` the first
+    non-finite value, if there is one.
     """
     present = [value for value in values if must_be_finite or not math.isnan(value)]
     nonfinite = [value for value in present if not math.isfinite(value)]

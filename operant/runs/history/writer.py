@@ -79,19 +79,19 @@ class History:
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that copies records."""
+        """Start the thread that copies records to the history."""
         self._thread.start()
 
     def sync(self) -> None:
-        """Request that everything published so far be synced to disk. Returns at once; `Status.history_synced` shows
+        """Request that all records published so far be synced to disk. Returns at once; `Status.history_synced` shows
         when it is done.
         """
         self._asked = True
         self._wake.set()
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """Write and sync the remaining records, then end the thread. Returns whether that was done within `timeout_s`.
-        Call it before the metrics file is closed.
+        """Write and sync the remaining records, then end the thread. Returns whether that was done within `timeout_s`
+        seconds. Call it before the metrics file is closed.
         """
         self._closing = True
         self._wake.set()
@@ -102,6 +102,7 @@ class History:
     # thread
 
     def _run(self) -> None:
+        """Copy records until `close`, as the body of the thread."""
         try:
             while not self._closing:
                 self._copy_once(flush=False)
@@ -117,7 +118,9 @@ class History:
                 self._thinning.close()
 
     def _copy_once(self, flush: bool) -> None:
-        """Copy the records that are due and sync at intervals, once; `flush` does both at once."""
+        """Do one round of the thread: copy records and sync if either is due; with `flush` do both at once. A failure
+        of the disk is shown in the status and retried later.
+        """
         now = time.monotonic()
         if now < self._retry_s:
             return
@@ -140,6 +143,9 @@ class History:
             self._closing = True
 
     def _copy(self, now: float, flush: bool) -> None:
+        """Append new records of the metrics file to the history if enough have come or a second has passed; with
+        `flush` at once. `now`: monotonic clock.
+        """
         reader = self._attached(now, look=flush)
         if reader is None:
             return
@@ -166,8 +172,8 @@ class History:
             self._lost, self._told_s = 0, now
 
     def _attached(self, now: float, *, look: bool) -> Reader | None:
-        """Reader of this session's metrics file; None while another file is in its place. `look` checks for another
-        file now, else once a second. Raises BadFileError.
+        """Return the reader of this session's metrics file, opened again if the file was replaced; checked at once with
+        `look`, else once a second. Raises BadFileError.
         """
         if self._reader is not None and (look or now - self._looked_s >= 1.0):
             self._looked_s = now
@@ -181,11 +187,13 @@ class History:
         return self._reader
 
     def _detach(self) -> None:
+        """Close the reader of the metrics file."""
         if self._reader is not None:
             self._reader.close()
         self._reader = None
 
     def _sync(self) -> None:
+        """Sync the history to disk. Raises OSError, after which the records since the last sync are written again."""
         try:
             self._disk.sync()
         except OSError:
@@ -197,7 +205,7 @@ class History:
         self._synced = self._next
 
     def _keep_quota(self, now: float) -> None:
-        """Do one step of thinning while the history exceeds its quota."""
+        """Do one step of thinning a segment while the history exceeds its quota. `now`: monotonic clock."""
         if self._thinning is None and self._disk.total > self._quota and now >= self._thin_s:
             self._thin_s = now + _RETRY_S
             victim = self._disk.least_thinned()
@@ -214,6 +222,7 @@ class History:
             self._disk.count()
 
     def _show(self, errno: int) -> None:
+        """Write size, synced records and `errno` (0: none) of the history to the metrics file, if one has changed."""
         status = (self._disk.total, self._synced, errno)
         if status != self._status:
             with contextlib.suppress(OperantError):
@@ -222,7 +231,7 @@ class History:
 
 
 class _Disk:
-    """Segments of a history on disk, of which the newest is open for appending. After an OSError a method may be called
+    """Segment files of a history, of which the newest is open for appending. After an OSError a method may be called
     again.
     """
 
@@ -244,12 +253,12 @@ class _Disk:
 
     @property
     def total(self) -> int:
-        """Total bytes of the segments."""
+        """Total bytes of the history's segments."""
         return self._others + self._end
 
     def prepare(self) -> None:
-        """Make the folder, cut an incomplete end that a kill left, and begin a segment. Does nothing once it has
-        succeeded.
+        """Make the history's folder, cut an incomplete end that a kill left, and begin a segment. Does nothing once it
+        has succeeded. Raises OSError.
         """
         if self._ready:
             return
@@ -263,7 +272,9 @@ class _Disk:
         self._ready = True
 
     def append(self, columns: list[array[int]]) -> None:
-        """Append records, given as columns, as one frame; in a new segment if the open one is full."""
+        """Append records, given as columns of words, as one frame of the history; in a new segment if the open one is
+        full. Raises OSError.
+        """
         if self._descriptor < 0 or self._end >= self._segment_bytes:
             if self._descriptor >= 0:
                 self.sync()
@@ -278,13 +289,13 @@ class _Disk:
         self._end, self._dirty = self._end + len(frame), True
 
     def sync(self) -> None:
-        """Wait until all appended frames are on the disk (fdatasync)."""
+        """Wait until all appended frames are on the disk (fdatasync). Raises OSError."""
         if self._dirty:
             os.fdatasync(self._descriptor)
             self._dirty = False
 
     def leave(self) -> None:
-        """Close the open segment; the next record begins a new one."""
+        """Close the open segment, so that the next record begins a new one."""
         self.close()
         self.count()
 
@@ -297,8 +308,8 @@ class _Disk:
         self._others = total
 
     def least_thinned(self) -> Path | None:
-        """Path of the closed segment that was thinned least, the oldest of those; None if all are thinned to the
-        limit.
+        """Return the path of the closed segment that was thinned least, the oldest of those; None if all are thinned to
+        the limit.
         """
         candidates: list[tuple[int, int, Path]] = []
         for number, path in segments.segments(self._folder):
@@ -315,6 +326,7 @@ class _Disk:
                 os.close(descriptor)
 
     def _begin(self, first_n: int) -> None:
+        """Begin a new segment whose first record has number `first_n`. Raises OSError."""
         self.leave()
         present = segments.segments(self._folder)
         path = segments.segment_path(self._folder, present[-1][0] + 1 if present else 1)
@@ -332,8 +344,8 @@ class _Disk:
 
 
 def salvage(folder: Path, metrics_path: Path) -> int:
-    """Append to a history the records that only the metrics file has, after a kill. Returns their number. Called before
-    a resumed session replaces the metrics file.
+    """Append the records that only the metrics file has, after a kill, to the history in `folder`. Returns their
+    number. Called before a resumed session replaces the metrics file.
 
     Never raises: if the file or the history is unreadable or unwritable, fewer records are saved.
     """
@@ -360,7 +372,7 @@ def salvage(folder: Path, metrics_path: Path) -> int:
 
 
 def _last_record(folder: Path, session: int) -> tuple[int, int | None] | None:
-    """Highest record number of a session in a history (-1 for none), and the step from which the session was resumed;
+    """Return (highest record number of a session in a history, -1 for none; step from which the session was resumed);
     None if the history has nothing of the session.
     """
     for _, path in reversed(segments.segments(folder)):
@@ -387,8 +399,8 @@ def _last_record(folder: Path, session: int) -> tuple[int, int | None] | None:
 
 
 def _resumed_at(reader: Reader) -> int | None:
-    """Step from which a session was resumed that was killed before its history began: from its event, else just before
-    its first record; None for a first session.
+    """Return the step from which a session was resumed that was killed before its history began: from its event, else
+    just before its first record; None for a first session.
     """
     if reader.header.session <= 1:
         return None
@@ -398,7 +410,7 @@ def _resumed_at(reader: Reader) -> int | None:
 
 
 def _columns(slots: list[bytes] | list[memoryview]) -> list[array[int]]:
-    """Columns of 8-byte words, from byte 16 on, of records of the metrics file's ring buffer."""
+    """Transpose records of the metrics file's ring buffer to columns of 8-byte words, from byte 16 on."""
     words = array("Q")
     words.frombytes(b"".join([data[16:] for data in slots]))
     width = len(words) // len(slots)
@@ -406,7 +418,7 @@ def _columns(slots: list[bytes] | list[memoryview]) -> list[array[int]]:
 
 
 def _cut_tail(path: Path) -> None:
-    """Truncate a segment after its last valid frame. A segment without a valid frame does not change."""
+    """Truncate a history segment after its last valid frame. A segment without a valid frame does not change."""
     with contextlib.suppress(OSError, ValueError):
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -422,12 +434,14 @@ def _cut_tail(path: Path) -> None:
 
 
 def _write(descriptor: int, data: bytes, offset: int) -> None:
+    """Write all bytes at `offset`. Raises OSError."""
     written = 0
     while written < len(data):
         written += os.pwrite(descriptor, memoryview(data)[written:], offset + written)
 
 
 def _sync_folder(folder: Path) -> None:
+    """Sync a folder's entries to disk. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

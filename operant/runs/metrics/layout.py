@@ -102,8 +102,8 @@ STATUS_WORDS = struct.Struct("<64Q")
 
 
 class Metric(NamedTuple):
-    """One metric, a column of the records. NaN means "no value" unless `must_be_finite`. A value outside `low` to
-    `high` (stored as float32) means divergence.
+    """One metric of a run, a column of its records. NaN means "no value" unless `must_be_finite`. A value outside `low`
+    to `high` (stored as float32) means divergence.
     """
 
     name: str  # [A-Za-z0-9_./-]{1,63}
@@ -120,7 +120,7 @@ class Metric(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Identity of the process that writes the file, constant while the file exists. Realtime is for display only;
+    """Identity of the process that writes a metrics file, constant while the file exists. Realtime is for display only;
     `host` and `version` are untrusted text, made printable.
     """
 
@@ -186,8 +186,8 @@ class Record(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One line about the run for people, with time and step. `n` counts events from 0 in each session. `level` is
-    "info" and `code` "note" if a newer trainer stored another.
+    """One line about a run for people, with time and step. `n` counts events from 0 in each session. `level` is "info"
+    and `code` "note" if a newer trainer stored another.
     """
 
     n: int
@@ -221,7 +221,7 @@ def encode(text: str, size: int) -> bytes:
 
 
 def pack_schema(metrics: tuple[Metric, ...]) -> bytes:
-    """Bytes of the schema, the table of metrics: 128 for each metric."""
+    """Encode the schema of a metrics file, the table of its metrics: 128 bytes for each."""
     return b"".join(
         METRIC.pack(
             index,
@@ -241,5 +241,5 @@ def pack_schema(metrics: tuple[Metric, ...]) -> bytes:
 
 
 def _float32(bound: float) -> float:
-    """Bound as float32; infinite if it is beyond the range."""
+    """Return a bound that float32 can store: infinite if it is beyond the range."""
     return math.copysign(math.inf, bound) if abs(bound) > 3.4e38 else bound

@@ -42,18 +42,20 @@ class MappedFile:
             self._map.madvise(mmap.MADV_DONTFORK)
 
     def word(self, index: int, value: int) -> None:
-        """Store the 8-byte `value` at byte 8 * `index`, atomically."""
+        """Store the 8-byte `value` at byte 8 * `index` of the metrics file, atomically."""
         self._words[index] = value
 
     def record(self, offset: int, staged: memoryview, n: int) -> None:
-        """Store record `n` at byte `offset`: mark the slot as incomplete, copy `staged`, mark it as complete."""
+        """Store record `n` at byte `offset`: mark the slot as incomplete, copy the bytes `staged`, mark it as
+        complete.
+        """
         words, slot = self._words, offset >> 3
         words[slot] = 2 * n + 1
         self._map[offset : offset + len(staged)] = staged
         words[slot] = 2 * n + 2
 
     def content(self) -> bytes:
-        """Bytes of the whole file."""
+        """Return the bytes of the whole metrics file."""
         return self._map[:]
 
     def forget(self) -> None:
@@ -81,6 +83,7 @@ class PwriteFile:
         close(self._descriptor)
 
     def _write(self, data: bytes | memoryview, offset: int) -> None:
+        """Write bytes at `offset`; count a failure instead of raising."""
         try:
             if os.pwrite(self._descriptor, data, offset) != len(data):
                 self.errors += 1
@@ -88,23 +91,23 @@ class PwriteFile:
             self.errors += 1
 
     def word(self, index: int, value: int) -> None:
-        """Store the 8-byte `value` at byte 8 * `index`."""
+        """Store the 8-byte `value` at byte 8 * `index` of the metrics file."""
         self._write(struct.pack("<Q", value), 8 * index)
 
     def record(self, offset: int, staged: memoryview, n: int) -> None:
-        """Store record `n` at byte `offset` by one call. The checksum shows an incomplete one."""
+        """Store the bytes `staged` of record `n` at byte `offset` by one call. The checksum shows an incomplete one."""
         self._write(staged, offset)
 
     def content(self) -> bytes:
-        """Bytes of the whole file."""
+        """Return the bytes of the whole metrics file."""
         return os.pread(self._descriptor, self._size, 0).ljust(self._size, b"\0")
 
     def forget(self) -> None:
-        """Do nothing: in a forked child the descriptor closes with this object."""
+        """Do nothing: in a forked child the file's descriptor closes with this object."""
 
 
 class ClosedFile:
-    """Stands in for the metrics file after `close` and in a forked child: every write raises OperantError with the
+    """Placeholder for the metrics file after `close` and in a forked child: every write raises OperantError with the
     reason `why`.
     """
 
@@ -117,27 +120,27 @@ class ClosedFile:
         self._why = why
 
     def word(self, index: int, value: int) -> NoReturn:
-        """Raise OperantError: the file is closed."""
+        """Raise OperantError: the metrics file is closed."""
         raise OperantError(f"cannot write to the metrics file: {self._why}")
 
     def record(self, offset: int, staged: memoryview, n: int) -> NoReturn:
-        """Raise OperantError: the file is closed."""
+        """Raise OperantError: the metrics file is closed."""
         self.word(0, n)
 
     def content(self) -> NoReturn:
-        """Raise OperantError: the file is closed."""
+        """Raise OperantError: the metrics file is closed."""
         self.word(0, 0)
 
     def forget(self) -> None:
-        """Do nothing."""
+        """Do nothing: a closed metrics file has no map to abandon."""
 
 
 Store: TypeAlias = "MappedFile | PwriteFile | ClosedFile"
 
 
 def create(path: Path, content: bytes, size: int, backend: Literal["auto", "map", "pwrite"]) -> MappedFile | PwriteFile:
-    """Create a file of `size` bytes that begins with `content` and is otherwise zero, under a temporary name, then
-    rename it to `path`. Mode 0600.
+    """Create a metrics file of `size` bytes that begins with `content` and is otherwise zero, under a temporary name,
+    then rename it to `path`. Mode 0600. `backend`: how to write it.
 
     All blocks are allocated first: a map of a sparse file dies of SIGBUS on a full disk. "auto" maps if map and read
     are known to agree. Raises MachineError if the disk is full or the folder is not writable; nothing is left over
@@ -162,6 +165,7 @@ def create(path: Path, content: bytes, size: int, backend: Literal["auto", "map"
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
+    """Return (device, inode) of an open file."""
     found = os.fstat(descriptor)
     return found.st_dev, found.st_ino
 
@@ -180,6 +184,7 @@ def _mappable(descriptor: int) -> bool:
 
 
 def _allocate(descriptor: int, size: int) -> None:
+    """Allocate all blocks of a file of `size` bytes. Raises OSError."""
     try:
         os.posix_fallocate(descriptor, 0, size)
     except (AttributeError, OSError) as error:
@@ -189,12 +194,14 @@ def _allocate(descriptor: int, size: int) -> None:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
+    """Write all bytes at the beginning of a file. Raises OSError."""
     written = 0
     while written < len(data):
         written += os.pwrite(descriptor, memoryview(data)[written:], written)
 
 
 def _explain(path: Path, size: int, error: OSError | ValueError) -> str:
+    """Return the message for a metrics file that could not be created: the reason and the remedy."""
     where, number = path.parent, getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT):
         return (

@@ -30,7 +30,7 @@ _CHUNK_BYTES = 262144
 
 
 class _Section(NamedTuple):
-    """Place of one section in the metrics file, checked to lie inside the file."""
+    """Position of one section in a metrics file, checked to lie inside the file."""
 
     slots: int
     offset: int
@@ -68,6 +68,7 @@ class Reader:
     # opening
 
     def _attach(self) -> None:
+        """Read and check the header of the open metrics file. Raises BadFileError."""
         try:
             found = os.fstat(self._descriptor)
         except OSError as error:
@@ -150,7 +151,9 @@ class Reader:
         )
 
     def _take_sections(self, head: bytes, section_count: int, file_size: int) -> None:
-        """Find the first section of each known kind, and check that it lies inside the file."""
+        """Find the first section of each known kind in the header `head`, and check that it lies inside the file.
+        Raises BadFileError.
+        """
         known = (layout.STATUS_KIND, layout.SCHEMA_KIND, layout.RING_KIND, layout.EVENTS_KIND, layout.FRAMES_KIND)
         sections: dict[int, _Section] = {}
         for index in range(section_count):
@@ -206,6 +209,7 @@ class Reader:
             raise self._bad(f"has an impossible frame section ({self._frames.slots} of {self._frames.stride} bytes)")
 
     def _check_ring(self, what: str, ring: _Section) -> None:
+        """Check the number of slots of a ring buffer; `what` names it in the message. Raises BadFileError."""
         if not 2 <= ring.slots <= layout.MAXIMUM_RECORDS or ring.slots & (ring.slots - 1):
             raise self._bad(
                 f"has a {what.format(ring.slots)}: must be a power of two from 2 to {layout.MAXIMUM_RECORDS}"
@@ -246,8 +250,8 @@ class Reader:
         )
 
     def latest(self) -> Record | None:
-        """Newest valid record, never older than the last one returned; None without one. A bounded number of
-        attempts.
+        """Return the newest valid record, never older than the last one returned; None without one. Makes a bounded
+        number of attempts.
         """
         ring = self._ring
         for _ in range(4):
@@ -262,20 +266,22 @@ class Reader:
         return self._shown
 
     def since(self, n: int, limit: int = layout.MAXIMUM_RECORDS) -> list[Record]:
-        """Valid records from number `n` on that the ring buffer still holds, oldest first. Of more than `limit` only
-        the newest.
+        """Return the valid records from number `n` on that the ring buffer still holds, oldest first. Of more than
+        `limit` only the newest.
         """
         return [self._record(number, data) for number, data in self.raw_since(n, limit)]
 
     def raw_since(self, n: int, limit: int = layout.MAXIMUM_RECORDS) -> Iterator[tuple[int, memoryview]]:
-        """Yield (number, bytes) of the records that `since` returns: `layout.RECORD` and the values."""
+        """Yield (number, bytes) of the valid records from number `n` on, as `since` returns them: `layout.RECORD` and
+        the values.
+        """
         for number, data in self._slots(self._ring, n, self.status().head, limit):
             if self._valid(number, data):
                 yield number, data
 
     def events(self, since: int = 0, limit: int = layout.MAXIMUM_RECORDS) -> list[Event]:
-        """Valid events from number `since` on that the file still holds, oldest first. Of more than `limit` only the
-        newest. [] for a file of format 1.0.
+        """Return the valid events from number `since` on that the metrics file still holds, oldest first. Of more than
+        `limit` only the newest. [] for a file of format 1.0.
         """
         events = []
         for number, data in self._slots(self._events, since, self.status().event_head, limit):
@@ -296,8 +302,8 @@ class Reader:
         return events
 
     def frame(self, after: int = -1) -> RawFrame | None:
-        """Newest valid frame of the agent if its number is greater than `after`; else None. A bounded number of
-        attempts.
+        """Return the newest valid frame of the agent if its number is greater than `after`; else None. Makes a bounded
+        number of attempts.
         """
         frames, head = self._frames, layout.FRAME.size
         for _ in range(4):
@@ -315,7 +321,9 @@ class Reader:
         return None
 
     def replaced(self) -> bool:
-        """Whether the open file is out of use: its path is missing or names another file, or it was truncated."""
+        """Whether the open metrics file is out of use: its path is missing or names another file, or it was
+        truncated.
+        """
         try:
             found, own = os.stat(self.path, follow_symlinks=False), os.fstat(self._descriptor)
         except OSError:
@@ -323,7 +331,7 @@ class Reader:
         return (found.st_dev, found.st_ino) != (own.st_dev, own.st_ino) or own.st_size < self.header.file_size
 
     def close(self) -> None:
-        """Close the file. What was read stays valid."""
+        """Close the metrics file. Values that were read stay valid."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -339,8 +347,8 @@ class Reader:
     # slots
 
     def _slots(self, ring: _Section, first: int, head: int, limit: int) -> Iterator[tuple[int, memoryview]]:
-        """Yield (number, bytes) of the slots of numbers `first` to `head` - 1 that the ring buffer still holds,
-        at most the newest `limit`; not validated (see `_valid`).
+        """Yield (number, bytes) of the slots of numbers `first` to `head` - 1 that the ring buffer still holds, at most
+        the newest `limit`; not validated (see `_valid`).
         """
         n = max(first, head - ring.slots, head - limit, 0)
         while n < head and ring.slots:
@@ -352,7 +360,7 @@ class Reader:
             n += count
 
     def _valid(self, n: int, data: bytes | memoryview) -> bool:
-        """Whether the bytes of a slot are record `n` and complete."""
+        """Whether the bytes of a slot are record `n`, complete and undamaged."""
         seq, crc, byte_count, number, *_ = layout.RECORD.unpack_from(data)
         return bool(
             seq == 2 * n + 2
@@ -362,11 +370,12 @@ class Reader:
         )
 
     def _record(self, n: int, data: bytes | memoryview) -> Record:
+        """Parse the bytes of record `n`."""
         _, _, _, _, step, boottime, realtime, session, flags, _ = layout.RECORD.unpack_from(data)
         return Record(n, step, boottime, realtime, session, flags, self._payload.unpack_from(data, layout.RECORD.size))
 
     def _frame(self, n: int, offset: int) -> RawFrame | None:
-        """Frame in the slot at byte `offset`; None if it is not number `n` or incomplete."""
+        """Read the frame in the slot at byte `offset`; None if it is not number `n` or incomplete."""
         size = layout.FRAME.size
         head = layout.FRAME.unpack(self._read(size, offset))
         seq, crc, nbytes, number, step, lanes, height, width, channels, mode, _, _, boottime, _ = head
@@ -386,6 +395,7 @@ class Reader:
         )
 
     def _read(self, size: int, offset: int) -> bytes:
+        """Read exactly `size` bytes at `offset`. Raises BadFileError."""
         try:
             data = os.pread(self._descriptor, size, offset)
         except OSError as error:
@@ -395,12 +405,13 @@ class Reader:
         return data
 
     def _bad(self, what: str) -> BadFileError:
+        """Return a BadFileError that says `what` is wrong with the file."""
         return BadFileError(f"{text.safe(self.path, 4096)} {what}")
 
 
 def unpack_schema(data: bytes, stride: int = layout.METRIC.size) -> tuple[Metric, ...]:
-    """Metrics from the bytes of a schema with `stride` bytes for each. Raises ValueError for a schema that no writer
-    produces.
+    """Parse the bytes of a schema, `stride` for each metric, and return its metrics. Raises ValueError for a schema
+    that no writer produces.
     """
     metrics: list[Metric] = []
     names: set[str] = set()
@@ -430,8 +441,10 @@ def unpack_schema(data: bytes, stride: int = layout.METRIC.size) -> tuple[Metric
 
 
 def _decode(raw: bytes) -> str:
+    """Return the printable text before the first NUL."""
     return text.safe(raw.split(b"\0", 1)[0])
 
 
 def _word(words: tuple[str, ...], code: int, otherwise: str) -> str:
+    """Return the name of a code; `otherwise` for a code without a name."""
     return words[code] if code < len(words) else otherwise

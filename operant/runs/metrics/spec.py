@@ -41,7 +41,7 @@ _CELLS: Final = {"label": 40, "unit": 40, "figure": 16, "advice": 300, "explanat
 
 
 class Threshold(NamedTuple):
-    """Rule for a warning: the metric has `level` while its recent values lie in [at_least, below) and all other
+    """Rule for a warning about a metric: it has `level` while its recent values lie in [at_least, below) and all other
     conditions hold. The first rule that applies counts.
     """
 
@@ -60,7 +60,7 @@ class Threshold(NamedTuple):
 
 
 class MetricSpec(NamedTuple):
-    """Declaration of a metric: name in the metrics file, label, unit, place on the screen and warnings. Written beside
+    """Declaration of a metric: name in the metrics file, label, unit, place on the screen and warnings. Written next to
     the code that computes the metric.
     """
 
@@ -78,8 +78,8 @@ class MetricSpec(NamedTuple):
 
 
 def encode(specs: Sequence[MetricSpec]) -> dict[str, Any]:
-    """JSON document of metric declarations, without default values. Raises ConfigError for a declaration that `decode`
-    would reject.
+    """Encode metric declarations as a JSON document, without default values. Raises ConfigError for a declaration that
+    `decode` would reject.
     """
     metrics = [
         _fields(spec) | ({"thresholds": [*map(_fields, spec.thresholds)]} if spec.thresholds else {}) for spec in specs
@@ -92,13 +92,14 @@ def encode(specs: Sequence[MetricSpec]) -> dict[str, Any]:
 
 
 def _fields(one: MetricSpec | Threshold) -> dict[str, Any]:
+    """Return the fields of a declaration that differ from their defaults."""
     defaults = one._field_defaults
     return {key: value for key, value in one._asdict().items() if key not in defaults or value != defaults[key]}
 
 
 def decode(document: Mapping[str, Any]) -> dict[str, MetricSpec]:
-    """Metric declarations by name from an untrusted document, all text printable. Invalid parts are left out; never
-    raises.
+    """Return the metric declarations in an untrusted document by name, all text printable. Invalid parts are left out;
+    never raises.
     """
     entries = document.get("metrics")
     if document.get("schema") != 1 or not isinstance(entries, list) or len(entries) > MOST:
@@ -108,6 +109,7 @@ def decode(document: Mapping[str, Any]) -> dict[str, MetricSpec]:
 
 
 def _spec(entry: dict[str, Any]) -> MetricSpec | None:
+    """Return the metric declaration in an entry of the document; None if it is invalid."""
     thresholds = entry.get("thresholds", [])
     if not isinstance(thresholds, list) or len(thresholds) > _MOST_THRESHOLDS:
         return None
@@ -119,6 +121,7 @@ def _spec(entry: dict[str, Any]) -> MetricSpec | None:
 
 
 def _threshold(entry: dict[str, Any]) -> Threshold | None:
+    """Return the threshold in an entry of the document; None if it is invalid."""
     fields = _typed(entry, Threshold)
     if fields is None:
         return None
@@ -128,8 +131,8 @@ def _threshold(entry: dict[str, Any]) -> Threshold | None:
 
 
 def _typed(entry: dict[str, Any], kind: type[MetricSpec] | type[Threshold], skipped: str = "") -> dict[str, Any] | None:
-    """Fields of the NamedTuple `kind` from an entry, all but `skipped`, each of the type of its default. None if one
-    has another type or a required text is missing.
+    """Return the fields of the NamedTuple `kind` from an untrusted entry, all but `skipped`, each of the type of its
+    default. None if one has another type or a required text is missing.
     """
     defaults, fields = kind._field_defaults, dict[str, Any]()
     for key in kind._fields:

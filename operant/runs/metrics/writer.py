@@ -38,8 +38,8 @@ _EVENT_WAIT_S = 0.1
 
 
 class Writer:
-    """The only writer of a metrics file. `publish`, `frame`, `tick`, `restore` and the `set_` methods without a note
-    belong to the main loop, `heartbeat` to a separate thread; `event` may be called from any thread.
+    """Writer of a metrics file, the only one. `publish`, `frame`, `tick`, `restore` and the `set_` methods without a
+    note belong to the main loop, `heartbeat` to a separate thread; `event` may be called from any thread.
 
     The file appears complete, by rename, with mode 0600, in state "starting"; an existing one is replaced, and its
     readers see `replaced()`. `run_uuid` has 16 bytes; `session` is 1 and grows by one with each resume; `capacity` and
@@ -104,7 +104,7 @@ class Writer:
 
     @property
     def backend(self) -> str:
-        """Way of writing the file: "map" or "pwrite"; "none" after `close` and in a forked child."""
+        """Method of writing the metrics file: "map" or "pwrite"; "none" after `close` and in a forked child."""
         return self._store.backend
 
     @property
@@ -115,8 +115,8 @@ class Writer:
     # records
 
     def publish(self, step: int, values: Sequence[float], *, flags: int = 0) -> int:
-        """Store one record with the values of all `metrics`, in their order, and return its number. FLAG_NONFINITE and
-        FLAG_NONE are added to `flags`.
+        """Store one record with the values of all metrics at `step`, in the order of `metrics`, and return its number.
+        FLAG_NONFINITE and FLAG_NONE are added to `flags` where values require it.
 
         Raises ValueError for values that do not fit the metrics, OperantError in a forked child, after `close`, and if
         two threads publish at once.
@@ -156,8 +156,8 @@ class Writer:
             self._turn.release()
 
     def _examine(self, values: Sequence[float], flags: int) -> tuple[int, int]:
-        """Add NONFINITE and NONE to `flags` where values require it. Returns them and the word {u32 first non-finite
-        column, u32 number of them}.
+        """Add NONFINITE and NONE to `flags` where values require it. Returns the flags and the word {u32 first
+        non-finite column, u32 number of them}.
         """
         odd = [
             column
@@ -170,7 +170,7 @@ class Writer:
         return (flags | FLAG_NONFINITE, bad[0] | len(bad) << 32) if bad else (flags, 0)
 
     def event(self, text: str, *, level: str = "info", code: str = "note", step: int = 0) -> int:
-        """Store an event, one line of text, and return its number. From any thread.
+        """Store an event of the run, one line of text, and return its number; -1 if it was dropped. From any thread.
 
         `level` is one of LEVELS, `code` one of EVENTS. Text beyond 208 bytes of UTF-8 is cut, with an ellipsis. If the
         lock is not released in time (a signal handler may have interrupted its holder), the event is dropped and
@@ -255,13 +255,15 @@ class Writer:
     # status
 
     def heartbeat(self) -> None:
-        """Store a heartbeat: about 4 times a second, from a separate thread, which must end before `close`."""
+        """Store a heartbeat of the trainer: about 4 times a second, from a separate thread, which must end before
+        `close`.
+        """
         self._heartbeats += 1
         self._set(layout.HEARTBEAT_TIME, time.clock_gettime_ns(BOOTTIME))
         self._set(layout.HEARTBEAT_COUNT, self._heartbeats)
 
     def tick(self) -> None:
-        """Count one iteration of the main loop, which shows readers that it progresses."""
+        """Count one iteration of the main loop, which shows readers that training progresses."""
         self._ticks += 1
         self._store.word(_WORDS + layout.MAIN_COUNT, self._ticks)
 
@@ -279,8 +281,8 @@ class Writer:
         self._set(layout.STATE, code | reason << 8 | exit_code << 16 | (self._states & 0xFFFFFFFF) << 32)
 
     def set_checkpoint(self, step: int, boottime_ns: int | None = None) -> None:
-        """Set the step of the last checkpoint on disk, and the boot time at which its state was taken (default: now).
-        From any thread.
+        """Set the step of the last checkpoint on disk, and the boot time in ns at which its state was taken (None:
+        now). From any thread.
         """
         self._set(layout.CHECKPOINT_STEP, step)
         self._set(layout.CHECKPOINT_TIME, boottime_ns or time.clock_gettime_ns(BOOTTIME))
@@ -311,14 +313,15 @@ class Writer:
         self._set(layout.HISTORY_ERRNO, errno)
 
     def _set(self, word: int, value: int) -> None:
+        """Store a status word and remember it for `restore`."""
         self._words[word] = value
         self._store.word(_WORDS + word, value)
 
     # file
 
     def restore(self) -> bool:
-        """Create the file again, with its content, if it was deleted, replaced or truncated. Returns whether it was.
-        The main loop calls this every few seconds.
+        """Create the metrics file again, with its content, if it was deleted, replaced or truncated. Returns whether it
+        was. The main loop calls this every few seconds.
 
         Raises MachineError on failure (the folder is gone, the disk is full); the writer then continues with a file
         that no reader can see.
@@ -341,7 +344,7 @@ class Writer:
         return True
 
     def close(self) -> None:
-        """Close the file and leave it in the folder. Set a terminal state first."""
+        """Close the metrics file and leave it in the folder. Set a terminal state first."""
         self._store = fixedfile.ClosedFile("it is closed")
 
     def __enter__(self) -> Self:
@@ -358,7 +361,7 @@ _WRITERS: Final[weakref.WeakSet[Writer]] = weakref.WeakSet()
 
 @functools.cache
 def _watch_forks() -> None:
-    """Register the handler that disables writers in forked children, once for the process."""
+    """Register the handler that disables all writers in forked children, once for the process."""
     os.register_at_fork(after_in_child=_disarm)
 
 
@@ -371,7 +374,7 @@ def _disarm() -> None:
 
 
 def _shorten(text: str, size: int) -> bytes:
-    """Text as at most `size` bytes of UTF-8, cut at a whole character, with an ellipsis if it was cut."""
+    """Encode text as at most `size` bytes of UTF-8, cut at a whole character, with an ellipsis if it was cut."""
     data = text[: size + 1].encode("utf-8", "replace")
     return data if len(data) <= size else data[: size - 3].decode("utf-8", "ignore").encode() + "…".encode()
 
@@ -379,6 +382,7 @@ def _shorten(text: str, size: int) -> bytes:
 def _check(
     metrics: Sequence[Metric], capacity: int, event_capacity: int, frame_bytes: int, run_uuid: bytes, session: int
 ) -> None:
+    """Check the arguments of a Writer. Raises ConfigError that lists all problems."""
     problems = []
     if not 1 <= len(metrics) <= layout.MAXIMUM_METRICS:
         problems.append(f"{len(metrics)} metrics: a metrics file holds 1 to {layout.MAXIMUM_METRICS}")
@@ -406,7 +410,7 @@ def _check(
 
 
 class _Layout(NamedTuple):
-    """Byte offsets of the sections of a new file, and its table of sections without the schema's checksum."""
+    """Byte offsets of the sections of a new metrics file, and its table of sections without the schema's checksum."""
 
     ring: int
     events: int
@@ -417,6 +421,7 @@ class _Layout(NamedTuple):
 
 
 def _place(metrics: int, capacity: int, event_capacity: int, frame_bytes: int) -> _Layout:
+    """Compute the sections' positions in a new metrics file."""
     schema_size, stride = metrics * layout.METRIC.size, 64 + 8 * metrics
     ring = _round_up(layout.SCHEMA_OFFSET + schema_size, 4096)
     events = _round_up(ring + capacity * stride, 4096)
@@ -437,7 +442,7 @@ def _place(metrics: int, capacity: int, event_capacity: int, frame_bytes: int) -
 def _head(
     places: _Layout, metrics: tuple[Metric, ...], run_uuid: bytes, session: int, version: str, host: str
 ) -> bytes:
-    """Bytes of a new file up to the end of its schema; the rest is zero."""
+    """Return the bytes of a new metrics file up to the end of its schema; the rest is zero."""
     schema = layout.pack_schema(metrics)
     boot_id, namespace, pid, uid, ticks, realtime, boottime = _process()
     head = bytearray(layout.SCHEMA_OFFSET)
@@ -474,7 +479,9 @@ def _head(
 
 
 def _process() -> tuple[bytes, int, int, int, int, int, int]:
-    """Boot id, pid namespace, pid, uid, start ticks, realtime and boot time of this process; zero if unknown."""
+    """Return boot id, pid namespace, pid, uid, start ticks, realtime and boot time (ns) of this process; zero if
+    unknown.
+    """
     boot_id, namespace, ticks = bytes(16), 0, 0
     with contextlib.suppress(OSError, ValueError):
         boot_id = bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")).ljust(
@@ -489,4 +496,5 @@ def _process() -> tuple[bytes, int, int, int, int, int, int]:
 
 
 def _round_up(size: int, grain: int) -> int:
+    """Round a size up to a multiple of `grain`."""
     return -(-size // grain) * grain
