@@ -19,8 +19,8 @@ NUMBER: Final = 3
 
 def take(tables: dict[str, Any], *, recorded: bool) -> str | None:
     """Remove the `format` number from the tables of a configuration and convert them in place to the current format.
-    Returns an error message, None if it succeeds. `recorded`: Operant wrote the tables, so that a missing number means
-    format 1; otherwise the current one.
+    Returns None, or an error message for an invalid or later number. `recorded`: Operant wrote the tables, so that a
+    missing number means format 1; otherwise the current one.
     """
     number = tables.pop(KEY, 1 if recorded else NUMBER)
     if type(number) is not int or number < 1:

@@ -19,7 +19,7 @@ _ELSEWHERE = ("sweep",)
 
 @functools.cache
 def known(algorithm: str = "") -> dict[str, list[str]]:
-    """Keys by section, those of `[algo]` for a shipped algorithm (default: of all)."""
+    """Return the valid keys by section, those of `[algo]` for one shipped algorithm ("": of all)."""
     fields = _fields("config/sections.py")
     sections = {section: fields[model] for section, model in _SECTIONS.items()}
     shared = _fields("nn/actor_critic.py", "data/off_policy.py")
@@ -36,17 +36,19 @@ def known(algorithm: str = "") -> dict[str, list[str]]:
 
 
 def algorithms() -> list[str]:
-    """Names of the shipped algorithms, sorted."""
+    """Return the names of the shipped algorithms, sorted."""
     return sorted(path.parent.name for path in (_PACKAGE / "algos").glob("*/config.py"))
 
 
 def dotted() -> list[str]:
-    """Every key as it is written, such as `algo.learning_rate`."""
+    """Return every key of the configuration as it is written, such as `algo.learning_rate`."""
     return [f"{section}.{key}" for section, names in known().items() for key in names]
 
 
 def meant_by(word: str) -> str | None:
-    """Key that an option or a bare word such as `lr` or `learning-rate` means; None for any other."""
+    """Return the configuration key that an option or a bare word such as `lr` or `learning-rate` means; None for any
+    other word.
+    """
     name = word.strip("-").replace("-", "_")
     if name in ("algo", "algorithm"):
         return "algo.name"
@@ -56,7 +58,9 @@ def meant_by(word: str) -> str | None:
 
 
 def unknown(raw: RawConfig) -> Iterator[Key]:
-    """Keys of a raw configuration that no shipped algorithm has. The keys of a user's algorithm are not checked."""
+    """Yield the keys of a raw configuration that no shipped algorithm has. The keys of a user's own algorithm are not
+    checked.
+    """
     sections, own = known(), raw.data.get("algo")
     name = own.get("name") if isinstance(own, dict) else None
     for section, table in raw.data.items():
@@ -68,7 +72,9 @@ def unknown(raw: RawConfig) -> Iterator[Key]:
 
 
 def _fields(*files: str, shared: dict[str, list[str]] | None = None) -> dict[str, list[str]]:
-    """Fields of the classes in files of the package, with those of their bases, by the class's name."""
+    """Return the fields of each class in files of the package, by the class's name, with those of its bases. `shared`:
+    fields of further base classes.
+    """
     fields = dict(shared or {})
     for file in files:
         for node in ast.parse((_PACKAGE / file).read_text(encoding="utf-8")).body:
@@ -79,6 +85,7 @@ def _fields(*files: str, shared: dict[str, list[str]] | None = None) -> dict[str
 
 
 def _own_fields(node: ast.ClassDef, fields: dict[str, list[str]]) -> list[str]:
+    """Return the fields that a class declares or inherits from bases in `fields`, in order."""
     inherited = [name for base in reversed(node.bases) for name in fields.get(ast.unparse(base), ())]
     own = [
         item.target.id

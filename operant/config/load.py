@@ -26,8 +26,8 @@ from operant.nn import mlp
 
 @dataclass(frozen=True)
 class Config:
-    """Resolved and checked configuration of a run: one validated model per section, and the code that its names are
-    bound to. Immutable.
+    """Resolved and checked configuration of a run: one validated model per section, and the code that its names refer
+    to. Immutable.
 
     `env.name` is a shipped name or an absolute path, and so is `net.kind`. `env.params` holds every parameter of the
     environment; `params` holds the same values as the environment's NamedTuple of Python ints and floats.
@@ -47,7 +47,7 @@ class Config:
 
     @property
     def changing(self) -> dict[str, str]:
-        """Scheduled parameters of the environment, each with its key in `scheduled`."""
+        """Parameters of the environment that have a schedule, each with its key in `scheduled`."""
         return {key.removeprefix(schedules.PARAMS): key for key in self.scheduled if key.startswith(schedules.PARAMS)}
 
     @property
@@ -60,19 +60,19 @@ class Config:
         return self.env.lanes
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Values of `[algo]` that conflict with `lanes` environments in parallel, as (key, message)."""
+        """Return the values of `[algo]` that conflict with `lanes` environments in parallel, as (key, message)."""
         return _lane_problems(self.algo, self.net, lanes)
 
     @property
     def environment_file(self) -> Path | None:
-        """Absolute path of the user's environment file; None for a shipped or an outside environment."""
+        """Absolute path of the user's environment file; None for a shipped environment or one of another library."""
         file = names.file_of(self.env.name) or (self.env.name if self.env.name.endswith(".py") else None)
         return None if file is None else Path(file)
 
     @property
     def hosted(self) -> bool:
-        """Whether the environment is an outside one (Gymnasium, Atari, EnvPool or a user's vector), stepped on the
-        host.
+        """Whether the environment belongs to another library (Gymnasium, Atari, EnvPool or a user's vector) and is
+        stepped on the host.
         """
         return names.kind_of(self.env.name) is not None
 
@@ -84,7 +84,7 @@ class Config:
 
     @property
     def algo_label(self) -> str:
-        """Display name of the algorithm: `ppo`, or `a2c` for a2c.py:A2C."""
+        """Display name of the run's algorithm: `ppo`, or `a2c` for a2c.py:A2C."""
         return self.algo_name if self.algorithm_file is None else self.algorithm_file.stem
 
     @property
@@ -108,13 +108,12 @@ class Origin(NamedTuple):
 def load(
     source: Path | None, overrides: Sequence[str] = (), *, folder: Path | None = None, trusted: bool = False
 ) -> Config:
-    """Load a configuration from a TOML file (None: defaults) and overrides `section.key=value`: read, bind names to
-    code, check. `trusted` allows code that is not known to be this user's.
+    """Load a configuration from a TOML file (None: defaults) and overrides `section.key=value`: read it, bind names to
+    code, check all keys. `trusted` allows code that is not known to be this user's.
 
     User files (environment, algorithm, network) named in the TOML file are relative to its folder; those named in an
-    override are relative to `folder` (default: the working directory). `trusted` allows the configuration of a run to
-    import code that is not known to be this user's. Raises ConfigError with every problem, NotFoundError if `source`
-    does not exist, and UntrustedError.
+    override are relative to `folder` (default: the working directory). Raises ConfigError with every problem,
+    NotFoundError if `source` does not exist, and UntrustedError.
     """
     return check(read(source, overrides), folder=folder, trusted=trusted)
 
@@ -122,17 +121,20 @@ def load(
 def origins(
     source: Path | None, overrides: Sequence[str] = (), *, folder: Path | None = None, trusted: bool = False
 ) -> list[Origin]:
-    """Every key of the resolved configuration with its value and source. Parameters and errors are those of `load`."""
+    """Return every key of the resolved configuration with its value and source. Parameters and errors are those of
+    `load`.
+    """
     return origins_of(read(source, overrides), folder=folder, trusted=trusted)
 
 
 def origins_of(raw: RawConfig, *, folder: Path | None = None, trusted: bool = False) -> list[Origin]:
-    """Every key of a raw configuration, resolved, with its value and source. Adds defaults to `raw`, takes `trusted`
-    and raises like `check`.
+    """Resolve a raw configuration and return every key with its value and source. Adds defaults to `raw`; parameters
+    and errors are those of `check`.
     """
     config = check(raw, folder=folder, trusted=trusted)
 
     def source(key: Key) -> str:
+        """Return the source of a key's value; for a schedule that of its table."""
         return raw.words(raw.location(key[:-1])) if _scheduled(config, key) else raw.origin(key)
 
     return [
@@ -141,12 +143,12 @@ def origins_of(raw: RawConfig, *, folder: Path | None = None, trusted: bool = Fa
 
 
 def values(config: Config) -> dict[str, Any]:
-    """Values of a configuration by dotted key, such as `net.hidden`, schedules as tables of points."""
+    """Return the values of a configuration by dotted key, such as `net.hidden`; schedules as tables of points."""
     return {".".join(key): value for key, value in flat(_tables(config))}
 
 
 def copies(config: Config, folder: str) -> dict[str, str]:
-    """Paths for copies of the user's code files, such as `source/my_env.py` for the folder "source", as keyword
+    """Return paths for copies of the user's code files, such as `source/my_env.py` for the folder "source", as keyword
     arguments of `to_toml`. Copies nothing.
 
     Different files with the same name get different names.
@@ -163,7 +165,7 @@ def copies(config: Config, folder: str) -> dict[str, str]:
 
 
 def to_toml(config: Config, **copies: str) -> str:
-    """TOML text from which `load` reads an equal configuration. Keys without a value become comments.
+    """Format a configuration as TOML text from which `load` reads an equal one. Keys without a value become comments.
 
     `copies` replace the paths of the user's files by those of copies in a run folder: `environment_file`,
     `algorithm_file`, `network_file`.
@@ -181,8 +183,9 @@ def to_toml(config: Config, **copies: str) -> str:
 
 
 def check(raw: RawConfig, *, folder: Path | None = None, trusted: bool = False) -> Config:
-    """Bind the names of a raw configuration to code and check its values. User files named in overrides are relative to
-    `folder` (default: the working directory). `trusted` allows code that is not known to be this user's.
+    """Bind the names in a raw configuration to code, check all values and return the Config. User files named in
+    overrides are relative to `folder` (default: the working directory). `trusted` allows code that is not known to be
+    this user's.
 
     Defaults that depend on the environment are written into `raw`, so that `raw.origin` knows them. Raises ConfigError
     with every problem, and UntrustedError.
@@ -237,7 +240,7 @@ def check(raw: RawConfig, *, folder: Path | None = None, trusted: bool = False) 
 
 
 def _unknown_sections(raw: RawConfig, known: dict[str, list[str]]) -> None:
-    """Add a problem for each unknown section of `raw`, and for each of its keys that was meant for `[algo]`, with the
+    """Add a problem for each unknown section of `raw`, and for each key in one that was meant for `[algo]`, with the
     right name. `known`: valid keys by section.
     """
     for name, table in raw.data.items():
@@ -253,8 +256,8 @@ def _unknown_sections(raw: RawConfig, known: dict[str, list[str]]) -> None:
 
 
 def _conflicts(raw: RawConfig, bound: resolve.Bound, env: Any, checked: Mapping[str, Any]) -> None:
-    """Add a problem for each value that conflicts with another section: a memory that the algorithm cannot train, or
-    numbers of lanes that it does not support. `env` is the model of `[env]`; `checked` holds the other models, None if
+    """Add a problem for each value that conflicts with another section: a memory that the algorithm cannot train, or a
+    number of lanes that it does not support. `env` is the model of `[env]`; `checked` holds the other models, None if
     invalid.
     """
     run, algo, net = checked["run"], checked.get("algo"), checked["net"]
@@ -275,15 +278,17 @@ def _conflicts(raw: RawConfig, bound: resolve.Bound, env: Any, checked: Mapping[
 
 
 def _lane_problems(algo: Any, net: Any, lanes: int) -> list[tuple[str, str]]:
-    """Values of `[algo]` that conflict with a number of lanes, or with the memory of the network, as (key, message)."""
+    """Return the values of `[algo]` that conflict with a number of lanes, or with the memory of the network, as (key,
+    message).
+    """
     remembers = net is not None and net.is_recurrent
     problems: list[tuple[str, str]] = algo.problems(lanes, memory=True) if remembers else algo.problems(lanes)
     return problems
 
 
 def _section(raw: RawConfig, name: str, model: type[BaseModel], known: dict[str, list[str]]) -> Any:
-    """Validate section `name` of a raw configuration. Returns its model, or None after adding one problem to `raw` for
-    each invalid key. `known`: valid keys by section, for suggestions.
+    """Validate section `name` of a raw configuration and return its model, or None after adding one problem to `raw`
+    for each invalid key. `known`: valid keys by section, for suggestions.
     """
     data = raw.data.get(name, {})
     if not isinstance(data, dict):
@@ -321,7 +326,7 @@ def _section(raw: RawConfig, name: str, model: type[BaseModel], known: dict[str,
 
 
 def _may_be_unset(model: type[BaseModel], key: str) -> bool:
-    """Whether a key of a section is optional with the default None, such as run.target."""
+    """Whether a key of a section's model is optional with the default None, such as run.target."""
     return (
         key in model.model_fields
         and not model.model_fields[key].is_required()
@@ -348,7 +353,7 @@ def _unknown(raw: RawConfig, key: tuple[str, ...], known: Mapping[str, Sequence[
 
 
 def _tables(config: Config) -> dict[str, dict[str, Any]]:
-    """Nested tables of a configuration, in the order of the file; None for a key without a value."""
+    """Return a configuration as nested tables, in the order of the file; None for a key without a value."""
     tables = {name: {} if name == "algo" else getattr(config, name).model_dump() for name in sections.SECTIONS}
     tables["algo"] = {"name": config.algo_name, **config.algo.model_dump()}
     for key, schedule in config.scheduled.items():
@@ -358,12 +363,12 @@ def _tables(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def _scheduled(config: Config, key: tuple[str, ...]) -> bool:
-    """Whether a dotted key lies inside a schedule, such as `algo.lr.points`."""
+    """Whether a key, given as its parts, lies inside a schedule, such as `algo.learning_rate.points`."""
     return ".".join(key[:-1]).removeprefix("algo.") in config.scheduled
 
 
 def _description(config: Config, key: tuple[str, ...]) -> str:
-    """Description of a key from its field in the section's model; "" for parameters of an environment."""
+    """Return the description of a key from its field in the section's model; "" for parameters of an environment."""
     if key == ("algo", "name"):
         return "Shipped algorithm, or FILE.py:CLASS of your own, such as my_algo.py:MyAlgo."
     field_ = type(getattr(config, key[0])).model_fields.get(key[1]) if len(key) == 2 else None
@@ -371,6 +376,7 @@ def _description(config: Config, key: tuple[str, ...]) -> str:
 
 
 def _section_text(name: str, table: dict[str, Any]) -> str:
+    """Format a section as TOML; keys without a value become comments, nested tables sections of their own."""
     unset = "".join(f"# {key} is not set\n" for key, value in table.items() if value is None)
     given = {key: value for key, value in table.items() if value is not None}
     above = {key: value for key, value in given.items() if not isinstance(value, dict)}

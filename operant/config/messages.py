@@ -49,38 +49,41 @@ _SECTIONS = {
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Closest of `names` to a mistyped one, compared without case and separators; None if none is close."""
+    """Return the one of `names` that is closest to a mistyped name, compared without case and separators; None if none
+    is close.
+    """
     plain = {plain_name(other): other for other in names}
     matches = difflib.get_close_matches(plain_name(name[:100]), plain, n=1)
     return plain[matches[0]] if matches else None
 
 
 def did_you_mean(name: str | None) -> str:
-    """Suffix of a message that suggests `name`, such as " - did you mean 'ppo'?"; "" for None."""
+    """Return the end of a message that suggests `name`, such as " - did you mean 'ppo'?"; "" for None."""
     return f" - did you mean {name!r}?" if name else ""
 
 
 def dotted(key: Key) -> str:
-    """Text of a key as it is written in a file: `net.hidden[1]`."""
+    """Format a key as it is written in a file: `net.hidden[1]`."""
     return "".join(
         f"[{part}]" if index and part.isdigit() else f"{'.' if index else ''}{part}" for index, part in enumerate(key)
     )
 
 
 def unknown_key(key: Key, known: Mapping[str, Sequence[str]], names: Iterable[str]) -> str:
-    """Message about an unknown key: with the probable correction, else with all valid `names`. `known`: valid keys by
-    section.
+    """Return the message about an unknown key: with the probable correction, else with all valid `names`. `known`:
+    valid keys by section.
     """
     return f"unknown key {quoted(dotted(key))}" + (_nearest_key(key, known) or f" (known here: {', '.join(names)})")
 
 
 def called_otherwise(name: str) -> bool:
-    """Whether `name` is what another library calls a key of Operant."""
+    """Whether `name` is another library's name for a key of Operant."""
     return name in old_names.SYNONYMS or name in old_names.REPLAY_SYNONYMS
 
 
 def _nearest_key(key: Key, known: Mapping[str, Sequence[str]]) -> str:
-    """Suffix of a message that suggests a correction of an unknown key; "" without one. `known`: valid keys by section.
+    """Return the end of a message that suggests a correction of an unknown key; "" without one. `known`: valid keys by
+    section.
 
     In order of preference: the new name of a renamed key, Operant's name of another library's key, a key with the same
     last part in another section, a similar key of the same section, a similar section or key.
@@ -116,8 +119,8 @@ class Problem(NamedTuple):
 
 
 def problems(error: ValidationError, data: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield the invalid values of a section's `data`. The errors of one value for several types are merged into one
-    problem.
+    """Yield the invalid values in `data`, a section's table, for a validation error of pydantic. The errors of one
+    value for several types are merged into one problem.
     """
     grouped: dict[tuple[int | str, ...], list[Any]] = {}
     for item in error.errors(include_url=False):
@@ -135,8 +138,8 @@ def problems(error: ValidationError, data: Mapping[str, Any]) -> Iterator[Proble
 
 
 def _location(loc: Sequence[int | str], data: Any) -> tuple[int | str, ...]:
-    """Path to the value of a pydantic error (`loc`) in the section's `data`, without the trailing names of union
-    members.
+    """Return the path to the value of a pydantic error (`loc`) in `data`, a section's table, without the trailing names
+    of union members.
     """
     path: list[int | str] = []
     for part in loc:
@@ -154,6 +157,7 @@ def _location(loc: Sequence[int | str], data: Any) -> tuple[int | str, ...]:
 
 
 def _message(item: Mapping[str, Any]) -> str:
+    """Return the plain message for one of pydantic's errors."""
     context = item.get("ctx") or {}
     if item["type"] == "value_error":
         text = str(context.get("error", item["msg"].removeprefix("Value error, ")))

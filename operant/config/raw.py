@@ -48,8 +48,8 @@ _RECORDED = {
 
 @dataclass
 class RawConfig:
-    """Configuration before its checks: values by section, the source location of each written key, and problems, which
-    the steps of `operant.config.load` add.
+    """Configuration before its checks: values by section, the source location of each written key, and the problems
+    found so far.
     """
 
     source: Path | None
@@ -65,7 +65,9 @@ class RawConfig:
         return COMMAND_LINE if self.source is None else shown(self.source)
 
     def location(self, *keys: Key) -> Location:
-        """Source location of the first of `keys` that is written, else of the innermost table around the first key."""
+        """Return the source location of the first of `keys` that is written, else of the innermost table around the
+        first key.
+        """
         for key in keys:
             if key in self.locations:
                 return self.locations[key]
@@ -73,11 +75,11 @@ class RawConfig:
         return next((self.locations[key] for key in around if key in self.locations), DEFAULT)
 
     def typed(self, key: Key) -> bool:
-        """Whether the value of a key, or of a table around it, comes from an override of the command line."""
+        """Whether the value of a key, or of a table around it, comes from an override on the command line."""
         return any(key[:end] in self.texts for end in range(1, len(key) + 1))
 
     def path(self, key: Key, name: str, folder: Path | None = None) -> Path:
-        """Absolute path of the file `name` that a key's value names.
+        """Return the absolute path of the file `name`, which the value of `key` names.
 
         The name is relative to the configuration file or, in an override, to `folder` (default: the working directory).
         """
@@ -85,23 +87,23 @@ class RawConfig:
         return Path(os.path.abspath(base / os.path.expanduser(name)))
 
     def origin(self, key: Key) -> str:
-        """Source of a key's value as text: `FILE:LINE`, `command line` or `default`."""
+        """Return the source of a key's value as text: `FILE:LINE`, `command line` or `default`."""
         if not has(self.data, key):
             return "default"
         return self.words(self.location(key))
 
     def words(self, location: Location) -> str:
-        """Text of a source location: `FILE:LINE`, `command line` or `default`."""
+        """Format a source location: `FILE:LINE`, `command line` or `default`."""
         if location[0] == 0:
             return f"{self.title}:{location[1]}"
         return COMMAND_LINE if location[0] == 1 else "default"
 
     def problem(self, location: Location, message: str) -> None:
-        """Add a problem, which `raise_problems` reports with its location."""
+        """Add a problem of the configuration with its source location, for `raise_problems`."""
         self.problems.append((location, message))
 
     def raise_problems(self) -> None:
-        """Raise ConfigError if there are problems, ordered by line of the file, then by override."""
+        """Raise ConfigError if the configuration has problems, ordered by line of the file, then by override."""
         if not self.problems:
             return
         ordered = sorted(dict.fromkeys(self.problems), key=lambda problem: problem[0])
@@ -115,7 +117,7 @@ class RawConfig:
 
 
 def read(source: Path | None, overrides: Sequence[str] = ()) -> RawConfig:
-    """Read a TOML file (None: no file) and apply overrides `section.key=value` in order.
+    """Read a TOML file (None: no file) and apply overrides `section.key=value` in order. Nothing is validated.
 
     Raises NotFoundError if the file cannot be read. Anything else wrong is added as a problem.
     """
@@ -131,7 +133,7 @@ def read(source: Path | None, overrides: Sequence[str] = ()) -> RawConfig:
 
 
 def shown(path: Path) -> str:
-    """Short form of a path: relative if it lies below the working directory."""
+    """Return the short form of a path: relative if it lies below the working directory."""
     try:
         relative = os.path.relpath(path)
     except (OSError, ValueError):  # the working directory is gone
@@ -150,7 +152,9 @@ def has(data: Mapping[str, Any], key: Key) -> bool:
 
 
 def flat(data: Mapping[str, Any], above: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """Yield (key, value) of nested tables, depth first. `above`: key of the table itself, put before each key."""
+    """Yield (key, value) for every value in nested tables, depth first; a key is a tuple of names, starting with
+    `above`.
+    """
     for name, value in data.items():
         if isinstance(value, Mapping):
             yield from flat(value, (*above, name))
@@ -159,6 +163,9 @@ def flat(data: Mapping[str, Any], above: Key = ()) -> Iterator[tuple[Key, Any]]:
 
 
 def _read_file(raw: RawConfig, source: Path) -> None:
+    """Read a TOML file into `raw`, with old keys renamed and earlier formats converted. Invalid content is added as a
+    problem. Raises NotFoundError.
+    """
     try:
         if not source.is_file():
             raise NotFoundError(f"there is no configuration file {str(source)!r}")
@@ -192,7 +199,9 @@ def _read_file(raw: RawConfig, source: Path) -> None:
 
 
 def _yaml_hint(source: Path, text: str, line: int) -> str:
-    """Hint for a file in YAML; "" for any other."""
+    """Return a hint for a file that is YAML instead of TOML; "" for any other. `line`: number of the line with the
+    error.
+    """
     written = text.splitlines()[line - 1 : line]
     if source.suffix not in (".yaml", ".yml") and not any(re.match(r"\s*[\w.-]+:(\s|$)", one) for one in written):
         return ""
@@ -200,7 +209,7 @@ def _yaml_hint(source: Path, text: str, line: int) -> str:
 
 
 def _rename(raw: RawConfig, old: str, new: str) -> None:
-    """Move the value of a key `section.name` of the file to its new name; add a problem if both names are written."""
+    """Move the value of the file's key `old` to its `new` name (`section.name`); add a problem if both are written."""
     (section, before), (_, after) = key, new_key = tuple(old.split(".")), tuple(new.split("."))
     table = raw.data.get(section)
     if not isinstance(table, dict) or before not in table:
@@ -213,7 +222,7 @@ def _rename(raw: RawConfig, old: str, new: str) -> None:
 
 
 def _environment(raw: RawConfig) -> str:
-    """Value of `env.name` in a comparable form (absolute path for a user's file); "" if it is not set."""
+    """Return the value of `env.name` in a comparable form (absolute path for a user's file); "" if it is not set."""
     table = raw.data.get("env")
     name = table.get("name") if isinstance(table, dict) else None
     if not isinstance(name, str) or "\0" in name:
@@ -257,8 +266,8 @@ def _note_unused_network_keys(raw: RawConfig) -> None:
 
 
 def _line(error: Exception, text: str) -> int:
-    """Line (from 1) of a TOML syntax error in `text`, clamped to its lines: tomli reports an unclosed string on a later
-    one.
+    """Return the line (from 1) of a TOML syntax error in `text`, clamped to its lines: tomli reports an unclosed string
+    on a later one.
     """
     line = getattr(error, "lineno", None)
     if line is None:
@@ -268,6 +277,7 @@ def _line(error: Exception, text: str) -> int:
 
 
 def _reason(error: Exception) -> str:
+    """Return the plain message for a syntax error of tomli."""
     if isinstance(error, RecursionError):
         return "tables are nested too deeply"
     if not isinstance(error, tomli.TOMLDecodeError):
@@ -285,6 +295,7 @@ def _reason(error: Exception) -> str:
 
 
 def _override(raw: RawConfig, location: Location, text: str) -> None:
+    """Apply an override `section.key=value` to `raw`; anything wrong in it is added as a problem."""
     left, equals, right = text.partition("=")
     key = tuple(part.strip() for part in left.split("."))
     key = tuple(old_names.ALIASES.get(".".join(key), ".".join(key)).split("."))
@@ -342,7 +353,7 @@ _SUFFIXED = re.compile(r"(?<![\w.\"'])([+-]?\d[\d_]*(?:\.\d+)?[kMG])(?![\w\"'])"
 
 
 def _value(text: str) -> Any:
-    """Value of an override: parsed as TOML if possible (3e-4, true, [32, 32], "x"), else the text itself (pendulum,
+    """Parse the value of an override: as TOML if possible (3e-4, true, [32, 32], "x"), else the text itself (pendulum,
     20M). In a list or a table 20M is a string.
     """
     for written in (text, _SUFFIXED.sub(r'"\1"', text)):
@@ -356,7 +367,7 @@ def _value(text: str) -> Any:
 
 
 def quoted(value: object) -> str:
-    """Short text of a value for messages, with control characters escaped."""
+    """Format a value for messages, at most 80 characters, with control characters escaped."""
     try:
         if isinstance(value, bool):
             text = "true" if value else "false"

@@ -23,23 +23,26 @@ _ALIASES = {"ppo": "ppo/cartpole"}
 
 
 def algorithm_of(environment: str) -> str:
-    """Algorithm that an environment (name or Gymnasium id) is trained with by default."""
+    """Return the algorithm with which an environment (name or Gymnasium id) is trained by default."""
     plain = plain_name(environment)
     return next((algorithm for name, algorithm in _ALGORITHMS.items() if plain_name(name) == plain), _ALGORITHM)
 
 
 def shipped() -> list[str]:
-    """Names of the shipped recipes, `algorithm/environment`, sorted."""
+    """Return the names of the shipped recipes, `algorithm/environment`, sorted."""
     return sorted(_files())
 
 
 def short_names() -> list[str]:
-    """Short names that `find_source` accepts: each environment, for the recipe of its default algorithm, and `ppo`."""
+    """Return the short names of recipes that `find_source` accepts: each environment, for the recipe of its default
+    algorithm, and `ppo`.
+    """
     return sorted({name.partition("/")[2] for name in _files()} | set(_ALIASES))
 
 
 def recipe(algorithm: str, environment: str) -> Path | None:
-    """Path of the shipped recipe for an algorithm and an environment (name or Gymnasium id); None without one.
+    """Return the path of the shipped recipe for an algorithm and an environment (name or Gymnasium id); None without
+    one.
 
     An outside environment falls back to the recipe for its kind, then to the one for all outside environments.
     """
@@ -51,13 +54,13 @@ def recipe(algorithm: str, environment: str) -> Path | None:
 
 
 def name_of(source: Path) -> str:
-    """Name of a shipped recipe from its path, such as `ppo/cartpole`."""
+    """Return the name of a shipped recipe from its path, such as `ppo/cartpole`."""
     return f"{source.parent.name}/{source.stem}"
 
 
 def find_source(text: str, algorithm: str | None = None) -> Path:
-    """Absolute path of a configuration file, given by its path or by the name of a shipped recipe, with or without
-    `.toml`. Raises NotFoundError and UsageError.
+    """Return the absolute path of a configuration file, given by its path or by the name of a shipped recipe, with or
+    without `.toml`. `algorithm`: the requested one, for which the recipe must be. Raises NotFoundError and UsageError.
 
     A recipe's name is `algorithm/environment`, or an environment alone, which selects the recipe of `algorithm`
     (default: the environment's default algorithm), else the only recipe of the environment. Raises NotFoundError with
@@ -83,8 +86,8 @@ def find_source(text: str, algorithm: str | None = None) -> Path:
 
 
 def _check_algorithm(source: Path, algorithm: str | None) -> Path:
-    """Return `source`. Raises UsageError if it is a shipped recipe for another algorithm than `algorithm` (None:
-    any).
+    """Return `source`. Raises UsageError if it is a shipped recipe for another algorithm than `algorithm`
+    (None: any).
     """
     if algorithm is None or source.parent.name == algorithm or source not in map(Path.resolve, _files().values()):
         return source
@@ -100,14 +103,14 @@ def _check_algorithm(source: Path, algorithm: str | None) -> Path:
 
 
 def plain_name(name: str) -> str:
-    """Name in lower case without separators and version: `MountainCarContinuous-v0` and `mountain_car_continuous` are
-    equal.
+    """Return a name in lower case without separators and version, for comparison: `MountainCarContinuous-v0` and
+    `mountain_car_continuous` are equal.
     """
     return re.sub(r"[-_:/]", "", re.sub(r"-v\d+$", "", name).lower())
 
 
 def _missing_message(text: str) -> str:
-    """Message about a configuration that does not exist, with the closest shipped name."""
+    """Return the message about a configuration that does not exist, with the closest shipped name."""
     try:
         if Path(text).is_dir():
             return f"{text!r} is a folder, not a configuration file."
@@ -123,7 +126,9 @@ def _missing_message(text: str) -> str:
 
 
 def _files() -> dict[str, Path]:
-    """Paths of the shipped recipes by name. They lie next to the package in a checkout and inside it in a wheel."""
+    """Return the paths of the shipped recipes by name. They lie next to the package in a checkout and inside it in a
+    wheel.
+    """
     beside, inside = _PACKAGE.parent / "configs", _PACKAGE / "configs"
     # Next to an installed package lie unrelated folders; only a checkout has the project file there.
     checkout = (_PACKAGE.parent / "pyproject.toml").is_file()

@@ -28,8 +28,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class Request:
-    """A requested run, as parsed from a command line or from run.json. `source` (configuration file; None: defaults
-    only) and `environment_file` (a user's own) are absolute paths of existing files; paths in overrides are relative to
+    """Requested run, as parsed from a command line or from run.json. `source` (configuration file; None: defaults only)
+    and `environment_file` (a user's own) are absolute paths of existing files; paths in overrides are relative to
     `directory`.
     """
 
@@ -39,7 +39,7 @@ class Request:
     directory: Path
 
     def document(self) -> dict[str, Any]:
-        """Entries of run.json from which `of_run` restores this request."""
+        """Return the entries of run.json from which `of_run` restores this request."""
         return {
             "config": str(self.source) if self.source is not None else None,
             "overrides": list(self.overrides),
@@ -48,16 +48,18 @@ class Request:
         }
 
     def resume_document(self) -> dict[str, Any]:
-        """Entries that a resume adds to run.json: its overrides and working directory."""
+        """Return the entries that a resume adds to run.json: its overrides and working directory."""
         return {"resume_overrides": list(self.overrides), "resume_directory": str(self.directory)}
 
     def all_overrides(self) -> list[str]:
-        """Overrides, followed by `env.name=FILE` for the user's environment file."""
+        """Return the request's overrides, followed by `env.name=FILE` for the user's environment file."""
         return [*self.overrides, *([f"env.name={self.environment_file}"] if self.environment_file is not None else [])]
 
     @functools.cached_property
     def raw(self) -> RawConfig:
-        """Unvalidated configuration: the file with all overrides applied. Read once. Raises NotFoundError."""
+        """Unvalidated configuration of the request: the file with all overrides applied. Read once. Raises
+        NotFoundError.
+        """
         return read(self.source, self.all_overrides())
 
     @property
@@ -81,32 +83,34 @@ class Request:
         return tuple(self.raw.notes)
 
     def load(self, trusted: bool = False) -> Config:
-        """Check the requested configuration. `trusted` allows code that is not known to be this user's. Raises
-        ConfigError and UntrustedError.
+        """Check the requested configuration and return it. `trusted` allows code that is not known to be this user's.
+        Raises ConfigError and UntrustedError.
         """
         from operant.config import load
 
         return load.check(copy.deepcopy(self.raw), folder=self.directory, trusted=trusted)
 
     def origins(self, trusted: bool = False) -> list[Origin]:
-        """Every key of the requested configuration with its value and source. `trusted` and errors as for `load`."""
+        """Return every key of the requested configuration with its value and source. `trusted` and errors as for
+        `load`.
+        """
         from operant.config import load
 
         return load.origins_of(copy.deepcopy(self.raw), folder=self.directory, trusted=trusted)
 
     def check_trust(self, trusted: bool = False) -> bool:
-        """Return `trusted`. Raises UntrustedError if it is false and the configuration names code that is not known to
-        be this user's.
+        """Return `trusted`, which allows code that is not known to be this user's. Raises UntrustedError if it is false
+        and the requested configuration names such code.
         """
         return trust.check(self.raw, trusted)
 
     def code_files(self) -> list[Path]:
-        """Existing environment, algorithm and network files of the user."""
+        """Return the existing environment, algorithm and network files of the user that the request names."""
         return trust.code_files(self.raw, self.directory)
 
     def check_keys(self) -> None:
-        """Raise ConfigError for keys that no algorithm has, and for invalid TOML. Imports no algorithm: torch takes
-        seconds.
+        """Raise ConfigError if the request has invalid TOML or keys that no algorithm has. Imports no algorithm: torch
+        takes seconds.
         """
         from operant.config import keys
 
@@ -126,24 +130,24 @@ class Request:
         return self._value("algo", "anneal") is True
 
     def seeds(self) -> range:
-        """Seeds of the requested runs, run.seeds of them from run.seed on. An invalid key gives range(1); the worker
-        reports it.
+        """Return the seeds of the requested runs, run.seeds of them from run.seed on; range(1) if a key is invalid,
+        which the worker reports.
         """
         seed, count = (str(self._value("run", key, 1)) for key in ("seed", "seeds"))
         several = seed.isdecimal() and count.isdecimal() and 1 < int(count) <= _MOST_SEEDS
         return range(int(seed), int(seed) + int(count)) if several else range(1)
 
     def ranks(self) -> int:
-        """Number of ranks that run.gpus or run.ranks asks for: 2, 4 or 8, else 1. Does not look for GPUs, so that "all"
-        counts as 1.
+        """Return the number of processes that run.gpus or run.ranks asks for: 2, 4 or 8, else 1. Does not look for
+        GPUs, so that "all" counts as 1.
         """
         gpus = self._value("run", "gpus")
         count = len(gpus) if isinstance(gpus, list) else gpus or self._value("run", "ranks")
         return count if isinstance(count, int) and count in (2, 4, 8) else 1
 
     def device(self, local_rank: int = 0) -> str:
-        """Device of rank number `local_rank` on this host, unchecked: from run.gpus ("none" beyond its list) or
-        run.device.
+        """Return the device of rank number `local_rank` on this host, unchecked: from run.gpus ("none" beyond its list)
+        or run.device.
         """
         gpus, device = self._value("run", "gpus"), self._value("run", "device")
         if isinstance(gpus, list):
@@ -152,18 +156,21 @@ class Request:
         return f"cuda:{local_rank}" if local_rank and device in ("auto", "cuda") else device
 
     def _value(self, section: str, key: str, default: Any = None) -> Any:
+        """Return the unvalidated value of a key; `default` if it is not written."""
         table = self.raw.data.get(section)
         return table.get(key, default) if isinstance(table, dict) else default
 
 
 def to_resume(config: Path, overrides: Sequence[str]) -> Request:
-    """Request to resume a run from its resolved configuration. Raises MachineError if the working directory is gone."""
+    """Return the request to resume a run from `config`, its resolved configuration. Raises MachineError if the working
+    directory is gone.
+    """
     return Request(config, tuple(overrides), None, working_directory())
 
 
 def of_run(folder: Path, document: Any, *, resume: bool) -> Request:
-    """Restore the request in `document`, the content of a run.json. With `resume` that of the resume, which starts from
-    the config.toml in `folder`. Raises ConfigError if the document is damaged.
+    """Restore a request from `document`, the content of a run.json. With `resume` restore the request of the resume,
+    which starts from the config.toml in `folder`. Raises ConfigError if the document is damaged.
     """
     fields: dict[str, Any] = document if isinstance(document, dict) else {}
     directory: Any = fields.get("directory")
@@ -187,8 +194,8 @@ def of_run(folder: Path, document: Any, *, resume: bool) -> Request:
 def make(
     words: Sequence[str], *, config: str | None, environment_file: str | None, settings: Mapping[str, object | None]
 ) -> Request:
-    """Build the request of a command line: `words` are its positional arguments, `settings` the keys that options
-    set.
+    """Build the request of a command line: `words` are its positional arguments, `settings` the keys that options set
+    (None: not given).
 
     `words` are the positional arguments: overrides `key=value`, and at most one environment (name, Gymnasium id or
     file). `settings` are keys set by options (None: not given), which win over overrides. Raises UsageError for two
@@ -232,7 +239,9 @@ def make(
 
 
 def working_directory() -> Path:
-    """Working directory, to which paths on the command line are relative. Raises MachineError if it is gone."""
+    """Return the working directory, to which paths on the command line are relative. Raises MachineError if it
+    is gone.
+    """
     try:
         return Path.cwd()
     except OSError as error:
@@ -240,6 +249,7 @@ def working_directory() -> Path:
 
 
 def _existing(file: str, directory: Path) -> Path:
+    """Return the absolute path of a user's environment file. Raises NotFoundError."""
     try:
         path = (directory / Path(file).expanduser()).absolute()
         if path.is_file():
@@ -255,8 +265,8 @@ def _existing(file: str, directory: Path) -> Path:
 
 
 def _recipe(raw: RawConfig, environment_file: Path | None) -> Path | None:
-    """Path of the recipe for the environment and algorithm of `raw`; None without one, or with a user's environment
-    file.
+    """Return the path of the recipe for the environment and algorithm of `raw`; None without one, or with a user's
+    environment file.
     """
     environment = _text(raw, "env", "name") or recipes.ENVIRONMENT
     algorithm = _text(raw, "algo", "name") or recipes.algorithm_of(environment)
@@ -264,15 +274,15 @@ def _recipe(raw: RawConfig, environment_file: Path | None) -> Path | None:
 
 
 def _short_name(name: str) -> str:
-    """Part of a run id for an environment or algorithm: `cartpole` for CartPole-v1 and path/to/cartpole.py, `a2c` for
-    a2c.py:A2C.
+    """Return an environment's or algorithm's part of a run id: `cartpole` for CartPole-v1 and path/to/cartpole.py,
+    `a2c` for a2c.py:A2C.
     """
     path = name.rpartition(":")[0] if ".py:" in name else names.short(name)
     return re.sub(r"-v\d+$", "", Path(path).stem).lower()
 
 
 def _text(raw: RawConfig, section: str, key: str) -> str | None:
-    """Text of a raw value without quotes; None if the key is missing or not text."""
+    """Return a raw value as text without quotes; None if the key is missing or not text."""
     table = raw.data.get(section)
     value = raw.texts.get((section, key)) or (table.get(key) if isinstance(table, dict) else None)
     return value.strip("\"'") if isinstance(value, str) else None

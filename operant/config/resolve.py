@@ -27,7 +27,7 @@ from operant.settings import Count, Real
 
 @dataclass(frozen=True)
 class Bound:
-    """Code that the names of a raw configuration stand for, with the resolved names.
+    """Code that the names in a raw configuration refer to, with the resolved names.
 
     `algorithm` is the algorithm's class and `environment` an `operant.envs.Env`; either is None if unresolved. An
     outside environment is made later, from the checked values of `[env]`.
@@ -40,7 +40,7 @@ class Bound:
 
     @property
     def hosted(self) -> bool:
-        """Whether the environment is an outside one, stepped on the host."""
+        """Whether the environment is one of another library, stepped on the host."""
         return names.kind_of(self.environment_name) is not None
 
 
@@ -52,15 +52,15 @@ def bind(raw: RawConfig, folder: Path | None) -> Bound:
 
 
 def value_of(raw: RawConfig, section: str, key: str, default: Any) -> Any:
-    """Unvalidated value of a key: numbers of overrides as their text; `default` if it is not written."""
+    """Return the unvalidated value of a key: numbers of overrides as their text; `default` if it is not written."""
     table = raw.data.get(section)
     value = table.get(key, default) if isinstance(table, dict) else default
     return value if isinstance(value, str | dict) else raw.texts.get((section, key), value)
 
 
 def algorithm(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
-    """Class of `algo.name` and its resolved name: a shipped name, or ABSOLUTE_PATH:CLASS. An unknown name adds a
-    problem and gives the class of the closest shipped algorithm, None if none is close.
+    """Return the class of `algo.name` and its resolved name: a shipped name, or ABSOLUTE_PATH:CLASS. An unknown name
+    adds a problem and gives the class of the closest shipped algorithm, None if none is close.
     """
     key, default = ("algo", "name"), recipes.algorithm_of(str(value_of(raw, "env", "name", recipes.ENVIRONMENT)))
     name, location, shipped = value_of(raw, *key, default), raw.location(key), ", ".join(algos.names())
@@ -87,13 +87,14 @@ def algorithm(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
 
 
 def algorithms_with(key: str) -> list[str]:
-    """Names of the shipped algorithms whose configuration has the key."""
+    """Return the names of the shipped algorithms whose configuration has the key."""
     return [name for name in algos.names() if key in algos.load(name).Config.model_fields]
 
 
 def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
-    """Environment of `env.name` and its resolved name: a shipped name, or an absolute path. None for an outside
-    environment. An unknown name adds a problem and gives the closest shipped environment, None if none is close.
+    """Return the environment of `env.name` and its resolved name: a shipped name, or an absolute path. The environment
+    is None for one of another library. An unknown name adds a problem and gives the closest shipped environment, None
+    if none is close.
     """
     name, location = value_of(raw, "env", "name", recipes.ENVIRONMENT), raw.location(("env", "name"))
     if not isinstance(name, str) or not name:
@@ -125,7 +126,9 @@ def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
 
 
 def _outside_meant(name: str, nearest: str | None) -> str | None:
-    """Outside environment that an unknown name probably means; None if it is rather `nearest`, a shipped one."""
+    """Return the name, with its library, of the Gymnasium or Atari environment that an unknown name probably means;
+    None if it is rather `nearest`, a shipped one.
+    """
     if name.startswith("ALE/"):
         return f"ale:{name.removeprefix('ALE/').partition('-')[0]}"
     if nearest and nearest.replace("_", "") == name.partition("-")[0].lower():
@@ -144,23 +147,25 @@ def _outside_meant(name: str, nearest: str | None) -> str | None:
 
 
 def _outside_name(name: str, raw: RawConfig, folder: Path | None) -> str:
-    """Name of an outside environment in which a user's file has its absolute path. Raises NotFoundError without the
-    file.
+    """Return the name of an outside environment (of another library), in which a user's file has its absolute path.
+    Raises NotFoundError without the file.
     """
     file = names.file_of(name)
     return name if file is None else f"{user_file(file, raw, ('env', 'name'), folder)}:{name.rpartition(':')[2]}"
 
 
 def outside_defaults(raw: RawConfig, name: str) -> None:
-    """Write the default of `env.lanes` for an outside environment: "auto", since each lane costs a process's memory."""
+    """Write the default of `env.lanes` for an outside environment (of another library) into `raw`: "auto", since each
+    lane costs a process's memory.
+    """
     table = raw.data.setdefault("env", {})
     if isinstance(table, dict) and "lanes" not in table:
         table["lanes"], raw.locations["env", "lanes"] = "auto", DEFAULT
 
 
 def outside_environment(raw: RawConfig, name: str, settings: Any) -> Any:
-    """Outside environment with `settings`, the checked values of `[env]`; None after adding a problem if it cannot be
-    created.
+    """Create an outside environment (of another library) with `settings`, the checked values of `[env]`; None after
+    adding a problem if it cannot be created.
 
     Raises MachineError.
     """
@@ -190,7 +195,7 @@ def outside_environment(raw: RawConfig, name: str, settings: Any) -> Any:
 
 
 def refuse_outside_keys(raw: RawConfig, defaults: Mapping[str, Any], once: Sequence[str]) -> None:
-    """Add a problem for each key of outside environments that is set although the environment is another one.
+    """Add a problem for each key of `[env]` that is set but only valid for outside environments (of another library).
 
     Values equal to `defaults` are accepted, since a run's config.toml holds all keys. So is 1 for the keys in `once`,
     which earlier versions wrote.
@@ -207,8 +212,8 @@ def refuse_outside_keys(raw: RawConfig, defaults: Mapping[str, Any], once: Seque
 
 
 def observed(raw: RawConfig, env: Any, section: Any) -> Any:
-    """Environment that observes images (`env.pixels`, `env.flicker`) if `section`, the model of `[env]`, asks for them.
-    Adds a problem if it cannot draw images.
+    """Return the environment wrapped to observe images (`env.pixels`, `env.flicker`) if `section`, the model of
+    `[env]`, asks for them. Adds a problem if it cannot draw images.
     """
     if env is None or section is None:
         return env
@@ -222,8 +227,8 @@ def observed(raw: RawConfig, env: Any, section: Any) -> Any:
 
 
 def params(raw: RawConfig, env: Any, known: Mapping[str, Sequence[str]]) -> Any:
-    """Params of the environment with the written values; None after adding one problem to `raw` for each invalid value.
-    `known`: valid keys by section.
+    """Return the environment's Params with the written values; None after adding one problem to `raw` for each invalid
+    value. `known`: valid keys by section.
     """
     given = value_of(raw, "env", "params", {})
     if env is None or not isinstance(given, dict):
@@ -257,8 +262,8 @@ def params(raw: RawConfig, env: Any, known: Mapping[str, Sequence[str]]) -> Any:
 
 
 def changeable(raw: RawConfig, env: Any) -> dict[str, Callable[[float], str | None]]:
-    """Parameters of the environment that a schedule may change, each with a function from value to error message (None:
-    valid).
+    """Return the parameters of the environment that a schedule may change, each with a function from value to error
+    message (None: valid).
 
     These are the float parameters of a device environment without image observations.
     """
@@ -278,7 +283,9 @@ def changeable(raw: RawConfig, env: Any) -> dict[str, Callable[[float], str | No
 
 
 def _parameter_type(default: object) -> TypeAdapter[Any]:
-    """Pydantic type of an environment parameter, by the type of its default; `operant.envs.ranges` checks the range."""
+    """Return the pydantic type of an environment parameter, by the type of its default; `operant.envs.ranges` checks
+    the range.
+    """
     if isinstance(default, bool):
         return TypeAdapter(StrictBool)
     if isinstance(default, int):
@@ -287,8 +294,8 @@ def _parameter_type(default: object) -> TypeAdapter[Any]:
 
 
 def network_kind(raw: RawConfig, folder: Path | None, built_in: Sequence[str]) -> str:
-    """Resolved `net.kind`: one of `built_in` (the first is the default), or the absolute path of a user's file, a colon
-    and the class. Anything else adds a problem.
+    """Return the resolved `net.kind`: one of `built_in` (the first is the default), or the absolute path of a user's
+    file, a colon and the class. Anything else adds a problem.
     """
     default, key = built_in[0], ("net", "kind")
     kind = value_of(raw, *key, default)
@@ -313,7 +320,7 @@ def network_kind(raw: RawConfig, folder: Path | None, built_in: Sequence[str]) -
 
 
 def user_file(name: str, raw: RawConfig, key: Key, folder: Path | None) -> Path:
-    """Absolute path of a user's file that a key names. Raises NotFoundError."""
+    """Return the absolute path of a user's file that the value `name` of a key names. Raises NotFoundError."""
     try:
         path = raw.path(key, name, folder)
         if path.is_file():

@@ -13,7 +13,7 @@ from operant.errors import NotFoundError
 
 
 def tables(config: Path) -> dict[str, Any]:
-    """Sections of a run's config.toml; {} if it cannot be read."""
+    """Return the sections of a run's config.toml; {} if it cannot be read."""
     try:
         return raw.read(config).data
     except NotFoundError:
@@ -21,7 +21,7 @@ def tables(config: Path) -> dict[str, Any]:
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values of nested tables by dotted key, each with `prefix` in front."""
+    """Return the values in nested tables by dotted key, each with `prefix` in front."""
     values: dict[str, Any] = {}
     for key, value in table.items():
         values |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}

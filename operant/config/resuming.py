@@ -38,7 +38,9 @@ _ADVICE = "a run with other values is a new one: operant train"
 
 
 def check(request: Request, checkpoint: Path | None, trusted: bool = False) -> Config:
-    """Check the configuration of a resume and return it. `trusted` allows code that is not known to be this user's.
+    """Check the configuration of a resume and return it. Raises ConfigError if it is invalid, or if an override, which
+    the message quotes, changes a key on which the checkpoint depends. `trusted` allows code that is not known to be
+    this user's.
 
     Raises ConfigError if it is invalid, or if an override, which the message quotes, changes a key on which the
     checkpoint depends.
@@ -69,14 +71,15 @@ def check(request: Request, checkpoint: Path | None, trusted: bool = False) -> C
 
 
 def of_checkpoint(request: Request, checkpoint: Path | None, trusted: bool = False) -> Config:
-    """Configuration of a checkpoint: from `checkpoint`, the file stored with it, else the run's configuration without
-    overrides. `trusted` allows code that is not known to be this user's.
+    """Return the configuration of a checkpoint: from `checkpoint`, the file stored with it, else the run's
+    configuration without overrides. `trusted` allows code that is not known to be this user's.
     """
     return replace(request, source=checkpoint or request.source, overrides=()).load(trusted)
 
 
 def completed(config: Config, before: Config | None = None) -> Config:
-    """Configuration in which every value derived from the planned steps is filled in, such as the end of annealing.
+    """Return the configuration in which every value derived from the planned steps is filled in, such as the end of
+    annealing.
 
     A resume (`before`: the checkpoint's configuration) keeps those of the run's first start.
     """
@@ -88,7 +91,9 @@ def completed(config: Config, before: Config | None = None) -> Config:
 
 
 def check_fits(before: Config, after: Config, source: Path | None) -> None:
-    """Raise ConfigError if a configuration differs from a checkpoint's in a key on which the checkpoint depends."""
+    """Raise ConfigError if configuration `after`, read from `source`, differs from a checkpoint's, `before`, in a key
+    on which the checkpoint depends.
+    """
     own, asked = load.values(before), load.values(after)
     problems = [
         f"{key} cannot change on a resume: {reason}. The checkpoint has {_written(own[key])} (got "
@@ -124,7 +129,9 @@ _OWN_KEYS = frozenset({"run.device", "run.gpus", "run.ranks", "run.threads", "ru
 
 
 def comparable(config: Config) -> dict[str, Any]:
-    """Values that must be equal on all ranks: configuration values by key, and a hash of each user's file."""
+    """Return the values that must be equal on all ranks: configuration values by key, and a hash of each user's
+    file.
+    """
     shared = {key: value for key, value in load.values(config).items() if key not in _OWN_KEYS}
     for name in ("environment_file", "algorithm_file", "network_file"):
         if (path := getattr(config, name)) is not None:
@@ -133,8 +140,8 @@ def comparable(config: Config) -> dict[str, Any]:
 
 
 def task_changes(before: Config, after: Config, code: str | None) -> list[str]:
-    """Changes of the environment, or of its file, that make returns before and after incomparable, as `key: old ->
-    new`.
+    """Return the changes of the environment, or of its file, that make returns before and after incomparable, as `key:
+    old -> new`.
 
     `code` is the previous hash of the user's environment file.
     """
@@ -149,12 +156,12 @@ def task_changes(before: Config, after: Config, code: str | None) -> list[str]:
 
 
 def environment_code(config: Config) -> str | None:
-    """SHA-256 of the user's environment file; None for a shipped environment."""
+    """Return the SHA-256 of the user's environment file; None for a shipped environment."""
     return None if config.environment_file is None else hashlib.sha256(config.environment_file.read_bytes()).hexdigest()
 
 
 def schedule_note(config: Config) -> str | None:
-    """Note that the learning rate reaches 0 before the run ends; None if it does not."""
+    """Return a note that the learning rate reaches 0 before the run ends; None if it does not."""
     end = getattr(config.algo, "anneal_steps", None) if getattr(config.algo, "anneal", False) else None
     if end is None or end >= config.run.steps:
         return None
@@ -165,7 +172,7 @@ def schedule_note(config: Config) -> str | None:
 
 
 def _reasons(config: Config) -> dict[str, str]:
-    """Keys that cannot change on a resume, each with the reason for the message."""
+    """Return the keys of a configuration that cannot change on a resume, each with the reason for the message."""
     own: Mapping[str, str] = config.algo.fixed_on_resume
     fixed = {**_FIXED, **{f"algo.{key}": reason for key, reason in own.items()}}
     return {
@@ -176,4 +183,5 @@ def _reasons(config: Config) -> dict[str, str]:
 
 
 def _written(value: object) -> str:
+    """Format a value for messages; "no value" for None."""
     return "no value" if value is None else quoted(list(value) if isinstance(value, tuple) else value)

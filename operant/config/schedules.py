@@ -44,8 +44,8 @@ class Schedule(NamedTuple):
     by: str = ""  # metric; "" for steps
 
     def at(self, step: int, score: float = math.nan) -> float:
-        """Value at an environment step. A schedule by evaluations uses `score`, the newest mean return, NaN before the
-        first.
+        """Return the scheduled value at an environment step. A schedule by evaluations uses `score`, the newest mean
+        return, NaN before the first.
         """
         x = score if self.by else step
         if not x > self.points[0][0]:
@@ -56,20 +56,20 @@ class Schedule(NamedTuple):
         return self.points[-1][1]
 
     def document(self) -> dict[str, Any]:
-        """Table of this schedule for a configuration file, with every point."""
+        """Return the schedule as a table of a configuration file, with every point."""
         return {"points" if self.interpolated else "piecewise": [list(point) for point in self.points]} | (
             {"by": self.by} if self.by else {}
         )
 
 
 def is_written(value: object) -> bool:
-    """Whether a raw value is a schedule's table, valid or not."""
+    """Whether a raw value is the table of a schedule, valid or not."""
     return isinstance(value, Mapping) and any(word in value for word in WORDS)
 
 
 def parse(table: Mapping[str, Any], steps: Any) -> Schedule | str:
-    """Parse a schedule's table. Returns an error message if it is invalid. `steps`: run.steps as written, the default
-    of `over`.
+    """Parse the table of a schedule. Returns an error message instead if it is invalid. `steps`: run.steps as written,
+    the default of `over`.
     """
     kinds = [word for word in WORDS if word in table]
     if len(kinds) != 1 or set(table) - {*kinds, "over" if kinds == ["linear"] else "by"}:
@@ -109,8 +109,9 @@ _REAL: TypeAdapter[float] = TypeAdapter(Real)
 def take(
     raw: RawConfig, model: type[Section], parameters: Parameters, steps: Any, *, evaluated: bool
 ) -> dict[str, Schedule]:
-    """Extract the schedules of `[algo]` and `[env.params]` by dotted key, without `algo.`. Adds a problem for each
-    invalid one, and for one by evaluations unless `evaluated` (the run makes evaluations).
+    """Remove the schedules from `raw` and return them by key (`learning_rate`, `env.params.NAME`). `model`: the
+    algorithm's section; `parameters`: those a schedule may change; `steps`: run.steps as written. Adds a problem for
+    each invalid one, and for one by evaluations unless `evaluated` (the run makes evaluations).
 
     Each schedule in `raw` is replaced by one of its values. A schedule of the learning rate replaces annealing.
     """
@@ -145,7 +146,7 @@ def take(
 
 
 def _written(data: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the key of each schedule in nested tables."""
+    """Yield the key of each schedule in nested tables, as a tuple of names."""
     for name, value in data.items():
         # An environment may have a parameter called points: [env.params] itself is not a schedule.
         if is_written(value) and (*above, name) != ("env", "params"):
@@ -155,6 +156,7 @@ def _written(data: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[t
 
 
 def _get(data: Mapping[str, Any], key: tuple[str, ...]) -> Any:
+    """Return the value of a key in nested tables."""
     for part in key:
         data = data[part]
     return data
@@ -171,7 +173,7 @@ def _put(data: dict[str, Any], key: tuple[str, ...], value: Any) -> None:
 
 
 def _not_schedulable(model: type[Section], parameters: Iterable[str]) -> str:
-    """Message that a key cannot be a schedule, with the keys that can."""
+    """Return the message that a key cannot be a schedule, with the keys that can."""
     allowed = [*(f"algo.{name}" for name in model.schedulable), *(f"{PARAMS}{name}" for name in parameters)]
     return (
         "this key cannot be a schedule: it is fixed when training begins. Keys that can be schedules: "
@@ -180,12 +182,15 @@ def _not_schedulable(model: type[Section], parameters: Iterable[str]) -> str:
 
 
 def _invalid_parameter(schedule: Schedule, problem: Callable[[float], str | None]) -> str | None:
-    """Message about the first value of a parameter's schedule that `problem` rejects; None if all are valid."""
+    """Return a message about the first value of a parameter's schedule that `problem` rejects; None if all are
+    valid.
+    """
     return next((f"{message} (got {value})" for _, value in schedule.points if (message := problem(value))), None)
 
 
 def _out_of_range(schedule: Schedule, model: type[Section], name: str) -> str | None:
-    """Message about values of a schedule that the key `name` of the model does not allow; None if all are valid.
+    """Return a message about values of a schedule that the key `name` of the model does not allow; None if all are
+    valid.
 
     A schedule may reach an exclusive bound of its key, such as a learning rate of 0, but must not stay there.
     """
@@ -202,6 +207,7 @@ def _out_of_range(schedule: Schedule, model: type[Section], name: str) -> str | 
 
 
 def _errors(model: type[Section], name: str, value: float) -> list[Any]:
+    """Return pydantic's errors for a value of the key `name` of the model; [] if it is valid."""
     try:
         model.model_validate({name: value})
     except ValidationError as error:

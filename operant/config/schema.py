@@ -20,7 +20,7 @@ _BOUNDS = {
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema of a configuration file, with the keys of every shipped algorithm."""
+    """Return the JSON Schema of a configuration file, with the keys of every shipped algorithm."""
     choices = [_algorithm_schema(name, algos.load(name).Config) for name in algos.names()]
     parts = {name: _section_schema(model) for name, model in (sections.MODELS | {"net": mlp.Config}).items()}
     parts["algo"] = choices[0] if len(choices) == 1 else {"anyOf": choices}
@@ -38,10 +38,12 @@ def schema() -> dict[str, Any]:
 
 
 def _section_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON Schema of a section."""
     return _with_suffixes(model.model_json_schema())
 
 
 def _algorithm_schema(name: str, model: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON Schema of `[algo]` for one algorithm."""
     part, default = _section_schema(model), recipes.algorithm_of(recipes.ENVIRONMENT)
     description = {"description": "The algorithm; the other keys of this section are its own."}
     part["properties"] = {"name": {"const": name, "default": default, **description}, **part.get("properties", {})}
@@ -51,7 +53,7 @@ def _algorithm_schema(name: str, model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _with_suffixes(part: Any) -> Any:
-    """Copy of a schema in which every number may also be a string with a suffix, such as "20M"."""
+    """Return a copy of a schema in which every number may also be a string with a suffix, such as "20M"."""
     if isinstance(part, list):
         return [_with_suffixes(item) for item in part]
     if not isinstance(part, dict):

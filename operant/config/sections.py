@@ -21,7 +21,9 @@ LANES_TRIED = tuple(32 << k for k in range(12))
 
 
 def _check(pattern: str, allowed: str) -> AfterValidator:
-    """Validator of texts: a full match of `pattern`, else an error "input should be `allowed`"."""
+    """Return a validator that accepts texts matching `pattern` fully, and reports any other as "input should be
+    `allowed`".
+    """
 
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
@@ -45,6 +47,7 @@ RunName = Annotated[
 
 
 def _rank_count(value: int) -> int:
+    """Validate a value of run.ranks. Raises ValueError."""
     if value not in _COUNTS:
         raise ValueError(
             "input should be 1, 2, 4 or 8: the lanes form up to 8 equal shards, and each rank owns as many of them"
@@ -53,7 +56,9 @@ def _rank_count(value: int) -> int:
 
 
 def _gpus(value: object) -> object:
-    """Validate a value of run.gpus: a number of GPUs, a list of GPU indices, or "all". Raises ValueError."""
+    """Validate a value of run.gpus (a number of GPUs, a list of GPU indices, or "all") and return it, digits as an
+    integer. Raises ValueError.
+    """
     parsed = int(value) if isinstance(value, str) and value.isdecimal() else value
     indices = [item for item in parsed if type(item) is int and 0 <= item < 1000] if isinstance(parsed, list) else []
     valid = parsed == "all" or (type(parsed) is int and parsed in (0, *_COUNTS))
@@ -98,7 +103,7 @@ class Run(Section, use_attribute_docstrings=True):
     """Seconds after which a rank that does not respond ends the run."""
 
     def problems(self) -> list[tuple[str, str]]:
-        """Values of this section that conflict with each other, as (key, message)."""
+        """Return the values of `[run]` that conflict with each other, as (key, message)."""
         if self.gpus != 0 and self.device != "auto":
             return [
                 (

@@ -22,7 +22,7 @@ _DEEPEST = 20
 
 
 def lines(text: str) -> dict[Path, int]:
-    """Line number (from 1) at which each table and key of a TOML text is first mentioned, by full path.
+    """Return the line number (from 1) at which each table and key of a TOML text is first mentioned, by full path.
 
     Tables inside arrays are skipped: configurations have none.
     """
@@ -30,11 +30,14 @@ def lines(text: str) -> dict[Path, int]:
 
 
 class _Scan:
+    """Scanner of a TOML text that records the line of each table and key."""
+
     def __init__(self, text: str) -> None:
         self.text, self.at, self.found = text, 0, dict[Path, int]()
         self.newlines = [match.start() for match in re.finditer("\n", text)]
 
     def run(self) -> dict[Path, int]:
+        """Scan the whole text; return the line of each table and key by full path."""
         table: Path = ()
         self.blank()
         while self.at < len(self.text):
@@ -52,6 +55,7 @@ class _Scan:
         return self.found
 
     def blank(self) -> None:
+        """Skip white space, line breaks and comments."""
         match = _BLANK.match(self.text, self.at)
         assert match is not None
         self.at = match.end()
@@ -92,7 +96,7 @@ class _Scan:
         self.at += 1
 
     def value(self) -> None:
-        """Skip one value, with everything in its brackets."""
+        """Skip one value, including everything in its brackets."""
         depth = 0
         while self.at < len(self.text):
             character = self.text[self.at]
@@ -113,6 +117,7 @@ class _Scan:
 
 
 def _plain_key(token: str) -> str:
+    """Return a key without quotes and escapes."""
     if token[0] == "'":
         return token[1:-1]
     return next(iter(tomli.loads(f"{token} = 0"))) if token[0] == '"' else token

@@ -45,8 +45,8 @@ def check_sweep(
     raw: RawConfig, searched: Sequence[RawConfig] = (), pickled: Sequence[Path] = (), trusted: bool = False
 ) -> bool:
     """Return `trusted`. Raises UntrustedError if it is false, the folder of a sweep (`raw` is its sweep.toml) is not
-    known to be this user's, and work on it would import code that the file or a `searched` value names, or read a
-    `pickled` file.
+    known to be this user's, and work on the sweep would import code that the file or a `searched` value names, or read
+    a `pickled` file.
     """
     if raw.source is None or trusted:
         return trusted
@@ -63,7 +63,7 @@ def check_group(
     raw: RawConfig, directory: Path, folder: Path, content: bytes, *, trusting: bool, trusted: bool = False
 ) -> bool:
     """Return `trusted`. Raises UntrustedError if it is false, the folder of a group is not known to be this user's, and
-    its request would import code or (`trusting`) trusts the code of its runs.
+    the group's request would import code or (`trusting`) trusts the code of its runs.
 
     Overrides are relative to `directory`; `content` is the request as the index stores it.
     """
@@ -75,13 +75,13 @@ def check_group(
 
 
 def code_files(raw: RawConfig, directory: Path) -> list[Path]:
-    """Existing code files that a configuration names. Overrides are relative to `directory`."""
+    """Return the existing code files that a configuration names. Overrides are relative to `directory`."""
     return [path for _, path in _code(raw, typed_in=directory) if path is not None]
 
 
 def _raise(doubts: Iterable[tuple[str, str | None]], source: Path) -> None:
-    """Raise UntrustedError if one of the doubts, as (name of the code, reason or None), has a reason. `source` names
-    the code.
+    """Raise UntrustedError if one of `doubts`, pairs of a name of code and a reason not to trust it or None, has a
+    reason. `source`: file that names the code.
     """
     if lines := [f"{name}: {doubt}" for name, doubt in doubts if doubt is not None]:
         first = f"{runs.display_path(source)} names code that is not known to be yours, and was not run"
@@ -89,14 +89,16 @@ def _raise(doubts: Iterable[tuple[str, str | None]], source: Path) -> None:
 
 
 def hashes(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of code files in a run folder, by `names` relative to it such as `source/my_env.py`, for run.json."""
+    """Return the SHA-256 of code files in a run folder, by `names` relative to it such as `source/my_env.py`, for
+    run.json.
+    """
     return {name: _sha256(folder / name) for name in names}
 
 
 def _code(raw: RawConfig, *, typed_in: Path | None = None) -> Iterator[tuple[str, Path | None]]:
     """Yield the code that a configuration imports: its name in messages, and the absolute path of an existing file
-    (None: a module, as in gymnasium:MODULE:ID). Code that overrides name is included only with `typed_in`, the folder
-    to which it is relative.
+    (None: a module, as in gymnasium:MODULE:ID). Code named by overrides is included only with `typed_in`, the folder to
+    which it is relative.
     """
     for key in (("env", "name"), ("algo", "name"), ("net", "kind")):
         table = raw.data.get(key[0])
@@ -111,10 +113,8 @@ def _code(raw: RawConfig, *, typed_in: Path | None = None) -> Iterator[tuple[str
 
 
 def _run_doubt(source: Path, path: Path | None) -> str | None:
-    """Reason not to trust the code in `path` (None: an installed module) that the configuration of a run names; None if
-    it is this user's.
-
-    Without a path: an installed module, which is trusted if the run is this user's.
+    """Return the reason not to trust the code in `path` (None: an installed module) that the configuration `source` of
+    a run names; None if it is this user's. An installed module is trusted if the run is this user's.
     """
     folder = _marked(source, _is_run)
     if folder is None:
@@ -139,7 +139,8 @@ def _run_doubt(source: Path, path: Path | None) -> str | None:
 
 
 def _sweep_doubt(source: Path) -> str | None:
-    """Reason not to trust the code that a configuration in the folder of a sweep names; None if it is this user's.
+    """Return the reason not to trust the code that the configuration `source` in the folder of a sweep names; None if
+    it is this user's.
 
     The code itself may lie anywhere: the recorded configuration names it by an absolute path.
     """
@@ -152,8 +153,8 @@ def _sweep_doubt(source: Path) -> str | None:
 
 
 def _content_doubt(folder: Path, file: Path, content: bytes) -> str | None:
-    """Reason not to trust the sweep or group in `folder`; None if it is this user's: the index holds the hash of
-    `content`, the text of its `file`.
+    """Return the reason not to trust the sweep or group in `folder`; None if it is this user's: the user's index holds
+    the hash of `content`, the text of its `file`.
     """
     folder = Path(os.path.realpath(folder))
     kind = "group" if file.name == "group.json" else "sweep"
@@ -167,8 +168,8 @@ def _content_doubt(folder: Path, file: Path, content: bytes) -> str | None:
 
 
 def _marked(source: Path, is_marked: Callable[[Path], bool]) -> Path | None:
-    """Folder of a run or sweep (`is_marked`) above a configuration file, by its given path, then by its real one. None
-    without one.
+    """Return the folder of a run or sweep (`is_marked`) above a configuration file, by its given path, then by its real
+    one. None without one.
     """
     parents = (*Path(os.path.abspath(source)).parents, *Path(os.path.realpath(source)).parents)
     folder = next(filter(is_marked, parents), None)
@@ -176,6 +177,7 @@ def _marked(source: Path, is_marked: Callable[[Path], bool]) -> Path | None:
 
 
 def _is_run(folder: Path) -> bool:
+    """Whether a folder holds a run."""
     return os.path.lexists(folder / "run.json")
 
 
@@ -185,6 +187,7 @@ def _is_sweep(folder: Path) -> bool:
 
 
 def _own(path: Path) -> bool:
+    """Whether a file or folder belongs to this user; False if that is unknown."""
     try:
         return os.stat(path).st_uid == os.geteuid()
     except OSError:
@@ -192,8 +195,8 @@ def _own(path: Path) -> bool:
 
 
 def _writable(paths: Iterable[Path]) -> str | None:
-    """Reason not to trust paths, each of which another user could write or replace; None without one. A sticky folder,
-    such as /tmp, protects its content.
+    """Return the reason not to trust paths, if another user could write or replace one of them; None without one. A
+    sticky folder, such as /tmp, protects its content.
     """
     for path in paths:
         try:
@@ -221,7 +224,7 @@ def _is_private(group: int) -> bool:
 
 
 def _sha256(path: Path) -> str:
-    """SHA-256 of a file; "" if it cannot be read."""
+    """Return the SHA-256 of a file; "" if it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
