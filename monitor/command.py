@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
 def open_monitor(run: runs.Run, *, readonly: bool = False, ascii_only: bool = False, fps: int | None = None) -> int:
     """Show one run until the user quits, and return 0. Without a terminal, print a line every five seconds until the
     run ends and return the run's exit code. `readonly`: send the trainer no requests; `ascii_only`: draw with ASCII
-    characters.
+    characters; `fps`: maximum frame rate (None: $OPERANT_FPS or 4).
 
     Raises UsageError if the terminal is too small.
     """
@@ -124,8 +124,7 @@ def _fps(given: str | None) -> int:
 def _choose(name: str | None, scope: runs.Scope) -> tuple[runs.Run | None, str | None]:
     """Find the run or group to show by `name` (None: the live run, else the newest). Returns (run, group folder): the
     run is None if several runs train and the user has to choose; the folder is None unless the name is that of a group.
-
-    Raises NotFoundError.
+    `scope`: the runs searched. Raises NotFoundError.
     """
     if name is not None:
         from monitor.data import group_feed
@@ -189,7 +188,7 @@ def _without_screen(
     group: str | None = None,
 ) -> int:
     """Print the run as text: with `once` the screen, else a line every five seconds until the run ends. Returns the
-    command's exit code.
+    command's exit code. `run`: None if several train (an error); `group`: folder of a group to overlay.
     """
     from monitor.data.feed import LiveFeed
 

@@ -182,7 +182,8 @@ def train(
     wait: bool = True,
 ) -> Run:
     """Train an agent in a separate process, like `operant train WORDS`: `words` are an environment and overrides
-    `key=value`; `overrides` holds further ones as a mapping. `root`: folder of the new run (default: ./runs).
+    `key=value`; `overrides` holds further ones as a mapping. `name`: id of the run (default: generated); `root`: folder
+    of the new run (default: ./runs).
 
     Returns the run after its end, or with `wait=False` right after its start (then `run.wait()` waits). Ctrl-C stops
     the run with a checkpoint.

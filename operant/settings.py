@@ -31,7 +31,9 @@ def _number(value: object) -> object:
 
 
 def _count(value: object) -> object:
-    """Parse like `_number`, and convert whole floats such as 1e7 to integers."""
+    """Parse "20M", "1e7" or "10_000_000", and convert whole floats such as 1e7 to integers; other values are returned
+    unchanged for pydantic to check. Raises ValueError for a boolean.
+    """
     if isinstance(value, bool):
         raise ValueError("input should be a whole number, such as 20_000_000, 1e7 or '20M'")
     number = _number(value)
@@ -41,7 +43,9 @@ def _count(value: object) -> object:
 
 
 def _real(value: object) -> object:
-    """Parse like `_number`, and reject booleans. Raises ValueError."""
+    """Parse "20M" or "1e7" to a number; other values are returned unchanged for pydantic to check. Raises ValueError
+    for a boolean.
+    """
     if isinstance(value, bool):
         raise ValueError("input should be a number")
     return _number(value)

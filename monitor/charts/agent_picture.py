@@ -48,8 +48,8 @@ class LaneGrid(NamedTuple):
 
     @classmethod
     def of(cls, lanes: int, pixel_width: int, pixel_height: int, width: int, height: int) -> LaneGrid | None:
-        """Return the arrangement with the largest pictures of `lanes` lanes in an area of `width` x `height` cells;
-        None if nothing fits. A cell is twice as high as wide.
+        """Return the arrangement with the largest pictures of `lanes` lanes, each of `pixel_width` x `pixel_height`, in
+        an area of `width` x `height` cells; None if nothing fits. A cell is twice as high as wide.
         """
         best: LaneGrid | None = None
         for across in range(1, lanes + 1):
@@ -151,8 +151,8 @@ def shown_colour(pixel: bytes, ground: str) -> str:
 
 @functools.lru_cache(8192)
 def _braille_cell(dots: tuple[DotRow, ...], ground: str) -> Cell:
-    """Return the terminal cell for four pairs of dots (2 x 4). If all eight are lit in two colours, one becomes the
-    cell's background.
+    """Return the terminal cell for 2 x 4 dots, given as four pairs. If all eight are lit in two colours, one becomes
+    the cell's background. `ground`: the theme's background.
     """
     lit = [dot for pair in dots for dot in pair if dot is not None]
     if not lit:
@@ -179,8 +179,8 @@ def _braille_cell(dots: tuple[DotRow, ...], ground: str) -> Cell:
 
 @functools.lru_cache(8192)
 def _ascii_cell(dots: tuple[DotRow, ...], ground: str) -> Cell:
-    """Return the terminal cell for 2 x 4 dots: a character as dense as the number of lit dots, in their most frequent
-    colour.
+    """Return the terminal cell for 2 x 4 dots, given as four pairs: a character as dense as the number of lit dots, in
+    their most frequent colour. `ground`: the theme's background.
     """
     lit = [dot for pair in dots for dot in pair if dot is not None]
     return Cell(_DENSITY[len(lit)], Style(shown_colour(Counter(lit).most_common(1)[0][0], ground))) if lit else EMPTY
@@ -188,7 +188,9 @@ def _ascii_cell(dots: tuple[DotRow, ...], ground: str) -> Cell:
 
 @functools.lru_cache(8192)
 def _block_cell(upper: Dot, lower: Dot, ground: str, glyph: str) -> Cell:
-    """Return the terminal cell for two pixels, one above the other; `glyph` is the upper half block."""
+    """Return the terminal cell for two pixels, one above the other. `ground`: the theme's background; `glyph`: the
+    upper half block.
+    """
     if upper is None and lower is None:
         return EMPTY
     above, below = (shown_colour(dot, ground) if dot is not None else "" for dot in (upper, lower))
@@ -259,8 +261,8 @@ def _joined(parts: Sequence[Row], width: int) -> Row:
 
 
 def wanted_size(lanes: int, width: int, height: int, smallest: int = 32, largest: int = 96) -> int:
-    """Return the side in pixels of a lane's square picture that needs no scaling in braille, for `lanes` pictures on
-    `width` x `height` cells.
+    """Return the side in pixels, between `smallest` and `largest`, of a lane's square picture that needs no scaling in
+    braille, for `lanes` pictures on `width` x `height` cells.
 
     At least `smallest`: with fewer pixels the renderer of the environment loses thin lines.
     """

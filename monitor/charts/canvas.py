@@ -97,7 +97,7 @@ class Canvas(Widget):
             self.refresh(*regions)
 
     def _draw(self, width: int, height: int) -> Rows:
-        """Draw all rows of the widget anew and remember the size and colours for which they are valid."""
+        """Draw all rows of the widget again and remember the size and colours for which they are valid."""
         palette = self.palette
         self._rows = self.draw(width, height, palette)
         if self._drawn_for != (width, height, palette.key):

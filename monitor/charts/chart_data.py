@@ -139,7 +139,7 @@ def _marks(marks: Iterable[Mark], axis: Axis, first: float, last: float, until: 
 
 
 def _hide_after_frozen(points: Sequence[Point | None], context: ChartContext) -> Sequence[Point | None]:
-    """Replace the points later than `context.until`, where the screen was frozen, by None."""
+    """Replace the points later than the moment at which the screen was frozen (`context.until`) by None."""
     if context.until is None or context.window is None:
         return points
     keep = index_of(context.until, context.window, len(points)) + 1
@@ -153,7 +153,9 @@ def index_of(x: float, window: tuple[float, float], columns: int) -> int:
 
 
 def _cursor(name: str, context: ChartContext, columns: int) -> int | None:
-    """Return the index of the plot point under the cursor in the chart of metric `name`; None without a cursor."""
+    """Return the index of the plot point, of `columns`, under the cursor in the chart of metric `name`; None without a
+    cursor.
+    """
     view = context.view
     x = context.at if view.inspected != name else context.newest if view.cursor is None else view.cursor
     if (

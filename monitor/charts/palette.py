@@ -44,8 +44,8 @@ class Cell(NamedTuple):
 
 @functools.lru_cache(4096)
 def shared_cell(character: str, style: Style) -> Cell:
-    """Return a cell, usually the same object for equal arguments: many texts take little memory, and cells compare
-    fast.
+    """Return a cell with the character and style, usually the same object for equal arguments: many texts take little
+    memory, and cells compare fast.
     """
     return Cell(character, style)
 
@@ -144,7 +144,9 @@ class Palette:
         self._colours = self._tokens()
 
     def _tokens(self) -> dict[str, str]:
-        """Compute the colour of each token for the theme and background."""
+        """Compute the colour #rrggbb of each token that a Style may name ("text", "warn", "series.0", ...), for the
+        theme and background.
+        """
         ground = self.ground
         series = (
             OKABE_ITO if self.dark else tuple(readable(_ON_LIGHT.get(colour, colour), ground) for colour in OKABE_ITO)

@@ -86,7 +86,9 @@ def _extent(points: Iterable[Point | None], log: bool) -> tuple[float, float] | 
 
 
 def _rounded(low: float, high: float, log: bool) -> Range:
-    """Round the ends of a y range outwards to even steps, and widen one that is nearly a single value."""
+    """Round a y range from `low` to `high` outwards to even steps, and widen one that is nearly a single value. `log`:
+    the ends are exponents of ten.
+    """
     if log:
         if high - low < 0.25:
             middle = (low + high) / 2

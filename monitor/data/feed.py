@@ -107,8 +107,8 @@ class LiveFeed:
         threading.Thread(target=self._ask, args=(verb,), name=f"ask-{verb}", daemon=True).start()
 
     def watch(self, wanted: bool, *, mode: Literal["greedy", "sampled"] = "greedy", size: int = 64) -> None:
-        """Start (`wanted`) or stop asking the trainer for frames of the agent. Call it on a change only: the feed
-        renews the request.
+        """Start (`wanted`) or stop asking the trainer for frames of the agent, pictures of `size` pixels. Call it on a
+        change only: the feed renews the request.
         """
         self._wanted = (mode, size) if wanted and not self.readonly else None
         self._watch_s, self._watch_problem = float("-inf"), ""
@@ -304,8 +304,8 @@ class LiveFeed:
                 self._watch_problem = text.safe(error, 300)
 
     def _ask(self, verb: str) -> None:
-        """Send a request to the trainer, wait for the answer and report it. Runs in a separate thread, since the answer
-        may take long.
+        """Send the request `verb` to the trainer, wait for the answer and report it. Runs in a separate thread, since
+        the answer may take long.
         """
         action = _VERBS[verb]
         try:

@@ -21,7 +21,7 @@ from operant.text import count, number, safe
 
 SETTLED_SHARE: Final = 0.05
 """Share of the run before which no finding is `bad`: early values are unusual in every run."""
-_SETTLED_ITERATIONS = 50  # the same, for a run of unknown length
+_SETTLED_ITERATIONS = 50  # iterations before which no finding is `bad`, in a run of unknown length
 _EARLY, _LATE = 0.2, 0.9
 _IDLE_GPU = 0.6
 _NEXT_TO_BEST, _LOST_HALF, _LOST_MOST = 0.02, 0.5, 0.8
@@ -138,7 +138,7 @@ def health_context(data: RunData, system: System | None, step: float | None = No
 
 def check(data: RunData, system: System | None, step: float | None = None) -> tuple[Finding, ...]:
     """Return the health findings at `step` (None: now), from the records of the ten seconds before it, at least twenty
-    records.
+    records. `system`: measurements of the machine, if any.
     """
     return findings_now(verdicts(data, system, step), data, step)
 

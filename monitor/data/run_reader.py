@@ -132,8 +132,8 @@ class RunReader:
         self._update_from_status(now_s)
 
     def _awaits_exit_record(self, assessment: Assessment, look: Observation, now_s: float) -> bool:
-        """Whether to postpone the state "crashed": the trainer has just ended, and its parent process writes the cause
-        within milliseconds. `now_s`: monotonic clock.
+        """Whether to postpone the state "crashed" in `assessment`: the trainer has just ended, and its parent process
+        writes the cause (exit.json) within milliseconds. `look`: newest observation; `now_s`: monotonic clock.
         """
         if assessment.state.word != "crashed" or look.exit is not None:
             self._free_since_s = None

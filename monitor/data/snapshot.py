@@ -281,8 +281,8 @@ class Source(Protocol):
         """Send a request to the trainer. The result appears in the log and in the state."""
 
     def watch(self, wanted: bool, *, mode: Literal["greedy", "sampled"] = "greedy", size: int = 64) -> None:
-        """Start (`wanted`) or stop asking the trainer for frames of the agent. Call it on a change only: the source
-        renews the request.
+        """Start (`wanted`) or stop asking the trainer for frames of the agent, pictures of `size` pixels. Call it on a
+        change only: the source renews the request.
         """
 
     def set_poll_interval(self, interval_s: float) -> None:

@@ -94,7 +94,9 @@ def plan(width: int, height: int, view: View, *, ending_lines: int = 0) -> Plan:
 
 
 def _overview(base: Plan, width: int, body: int, view: View, ending_lines: int) -> Plan:
-    """Choose the layout of the overview page with a `body` of that many lines between header and footer."""
+    """Choose the layout of the overview page, with `body` lines between header and footer. `base`: parts that are the
+    same on all pages; `ending_lines`: lines about how the run ended.
+    """
     sidebar = (34 if width < 150 else 40) if view.sidebar and width >= SIDEBAR_FROM else 0
     health_line = width < SIDEBAR_FROM
     body -= health_line

@@ -42,7 +42,7 @@ class QuietDriver(LinuxDriver):
         self._suspended = False
 
     def write(self, data: str) -> None:
-        """Write Textual's output to the terminal in fewer bytes with the same effect."""
+        """Write Textual's output `data` to the terminal in fewer bytes with the same effect."""
         if shorter := self._renderer.shorten(data):
             super().write(shorter)
 

@@ -147,8 +147,8 @@ def _entries(
     names: Sequence[str] | None, root: str | None, axis: str, smooth: float | None, labels: Sequence[str] | None
 ) -> tuple[list[Entry], dict[Path, str]]:
     """Load the runs to compare with their records; return them and the labels by path of a run. `names`: runs and
-    groups, searched in `root` (--runs). `labels`: NAME=TEXT, by default the name of the run's group. Raises UsageError,
-    NotFoundError.
+    groups, searched in `root` (--runs). `labels`: NAME=TEXT, by default the name of the run's group. `axis` and
+    `smooth` are only checked. Raises UsageError, NotFoundError.
     """
     from operant import plot, runs
     from operant.runs import groups
@@ -220,7 +220,9 @@ def _metrics(groups: Sequence[Group], metric: str | None) -> dict[str, str]:
 
 
 def _curves(groups: Sequence[Group], metrics: dict[str, str], axis: Axis, smooth: float | None) -> Any:
-    """Draw learning curves with bands over seeds as a Matplotlib figure, a panel for each environment."""
+    """Draw learning curves with bands over seeds as a Matplotlib figure, a panel for each environment. `metrics`:
+    metric by environment; `smooth`: share of the x axis over which to average (None: default).
+    """
     from operant import plot, runs
     from operant.plot import comparison, figure
 
@@ -278,7 +280,7 @@ def _print_comparison(
     document: dict[str, Any], groups: Sequence[Group], metrics: dict[str, str], axis: Axis, smooth: float | None
 ) -> None:
     """Print a comparison (`document`, from `plot.compare`): a row with a small curve for each group, probabilities of
-    improvement, and keys that differ.
+    improvement, and keys that differ. The other arguments are those of `_sparks`.
     """
     sparks = _sparks(groups, metrics, axis, smooth)
     curve = f"{' or '.join(dict.fromkeys(metrics.values()))} over {axis}"
@@ -333,7 +335,9 @@ def _value(value: Any) -> str:
 
 
 def _sparks(groups: Sequence[Group], metrics: dict[str, str], axis: Axis, smooth: float | None) -> list[str]:
-    """Draw the curve of each group as a sparkline, on one scale per environment; "" for a group with too few values."""
+    """Draw the curve of each group as a sparkline, on one scale per environment; "" for a group with too few values.
+    `metrics`: metric by environment; `smooth`: share of the x axis over which to average (None: default).
+    """
     import numpy as np
 
     from operant import plot

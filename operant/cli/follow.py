@@ -55,7 +55,8 @@ _LINGER = "(Ctrl-C again: stop now{}. To leave it running next time: --detach)"
 
 def follow(run: Run, *, stream: TextIO | None = None, presses: Presses | None = None) -> int:
     """Watch a run to its end, drawing progress on `stream` (default: stderr), and return the run's exit code. One
-    Ctrl-C or SIGTERM asks the trainer to stop and save; a second Ctrl-C kills it.
+    Ctrl-C or SIGTERM asks the trainer to stop and save; a second Ctrl-C kills it. `presses`: counter of a caller that
+    started counting before.
 
     If the stream's terminal or pipe closes, only the viewer ends (129).
     """
@@ -293,7 +294,7 @@ class _Viewer:
 
     def _send_requested_signal(self, look: Observation, now_s: float) -> None:
         """Send the trainer the signal that Ctrl-C requests: SIGTERM after one, SIGKILL after two. Retried at the next
-        call if it cannot be sent; after 3 s a message reports that.
+        call if it cannot be sent; after 3 s of `now_s` (monotonic clock) a message reports that.
         """
         wanted = self.presses.wanted
         if wanted <= self._sent:

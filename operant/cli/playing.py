@@ -310,8 +310,8 @@ def spectate(
     trust: bool,
 ) -> None:
     """Show episodes of a checkpoint's policy on the terminal, then print their returns. `what` is a run in `scope` or a
-    path, `which` the checkpoint; `greedy`: most likely actions instead of sampled ones. `trust` allows code that is not
-    known to be this user's. Raises like `load_policy.load`.
+    path, `which` the checkpoint; `greedy`: most likely actions instead of sampled ones; `fps`: steps per second (None:
+    real time). `trust` allows code that is not known to be this user's. Raises like `load_policy.load`.
     """
     from operant.play import load_policy, screen, video, viewer
 

@@ -232,8 +232,9 @@ def checkpoint(run: RunName, root: RootOption = None) -> None:
 
 
 def _ask(name: str, verb: str, root: str | None) -> tuple[Run, str]:
-    """Send the request `verb` (pause, unpause, checkpoint) to a run and wait until it is done. Returns the run and the
-    trainer's answer. `root`: value of --runs. Raises OperantError if the request is refused or not done.
+    """Send the request `verb` (pause, unpause, checkpoint) to the run called `name` and wait until it is done. Returns
+    the run and the trainer's answer. `root`: value of --runs. Raises OperantError if the request is refused or not
+    done.
     """
     from operant import runs
     from operant.runs import control

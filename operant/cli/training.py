@@ -207,8 +207,6 @@ def _start(
 ) -> int:
     """Start a run's worker process with the arguments `more`, call `started` once it holds the run's lock, and watch
     the run to its first record or, with FOLLOW, its end. Returns the exit code. `notice` is printed first.
-
-    Returns the exit code.
     """
     from operant import runs
     from operant.cli import follow

@@ -59,8 +59,9 @@ def name_of(source: Path) -> str:
 
 
 def find_source(text: str, algorithm: str | None = None) -> Path:
-    """Return the absolute path of a configuration file, given by its path or by the name of a shipped recipe, with or
-    without `.toml`. `algorithm`: the requested one, for which the recipe must be. Raises NotFoundError and UsageError.
+    """Return the absolute path of the configuration file that `text` names: a path, or the name of a shipped recipe,
+    with or without `.toml`. `algorithm`: the requested one, for which the recipe must be. Raises NotFoundError and
+    UsageError.
 
     A recipe's name is `algorithm/environment`, or an environment alone, which selects the recipe of `algorithm`
     (default: the environment's default algorithm), else the only recipe of the environment. Raises NotFoundError with

@@ -156,7 +156,7 @@ class Request:
         return f"cuda:{local_rank}" if local_rank and device in ("auto", "cuda") else device
 
     def _value(self, section: str, key: str, default: Any = None) -> Any:
-        """Return the unvalidated value of a key; `default` if it is not written."""
+        """Return the unvalidated value of a key in a section; `default` if it is not written."""
         table = self.raw.data.get(section)
         return table.get(key, default) if isinstance(table, dict) else default
 
@@ -197,10 +197,9 @@ def make(
     """Build the request of a command line: `words` are its positional arguments, `settings` the keys that options set
     (None: not given).
 
-    `words` are the positional arguments: overrides `key=value`, and at most one environment (name, Gymnasium id or
-    file). `settings` are keys set by options (None: not given), which win over overrides. Raises UsageError for two
-    environments, NotFoundError for a missing configuration or environment file, MachineError if the working directory
-    is gone.
+    `words` are overrides `key=value`, and at most one environment (name, Gymnasium id or file). `settings` win over
+    overrides. Raises UsageError for two environments, NotFoundError for a missing configuration or environment file,
+    MachineError if the working directory is gone.
     """
     directory = working_directory()
     overrides = [word for word in words if "=" in word]
@@ -282,7 +281,7 @@ def _short_name(name: str) -> str:
 
 
 def _text(raw: RawConfig, section: str, key: str) -> str | None:
-    """Return a raw value as text without quotes; None if the key is missing or not text."""
+    """Return the raw value of a key in a section as text without quotes; None if the key is missing or not text."""
     table = raw.data.get(section)
     value = raw.texts.get((section, key)) or (table.get(key) if isinstance(table, dict) else None)
     return value.strip("\"'") if isinstance(value, str) else None

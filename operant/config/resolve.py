@@ -52,7 +52,9 @@ def bind(raw: RawConfig, folder: Path | None) -> Bound:
 
 
 def value_of(raw: RawConfig, section: str, key: str, default: Any) -> Any:
-    """Return the unvalidated value of a key: numbers of overrides as their text; `default` if it is not written."""
+    """Return the unvalidated value of a key in a section: numbers of overrides as their text; `default` if it is not
+    written.
+    """
     table = raw.data.get(section)
     value = table.get(key, default) if isinstance(table, dict) else default
     return value if isinstance(value, str | dict) else raw.texts.get((section, key), value)
@@ -155,8 +157,8 @@ def _outside_name(name: str, raw: RawConfig, folder: Path | None) -> str:
 
 
 def outside_defaults(raw: RawConfig, name: str) -> None:
-    """Write the default of `env.lanes` for an outside environment (of another library) into `raw`: "auto", since each
-    lane costs a process's memory.
+    """Write the default of `env.lanes` for the outside environment `name` (of another library) into `raw`: "auto",
+    since each lane costs a process's memory.
     """
     table = raw.data.setdefault("env", {})
     if isinstance(table, dict) and "lanes" not in table:
@@ -164,10 +166,8 @@ def outside_defaults(raw: RawConfig, name: str) -> None:
 
 
 def outside_environment(raw: RawConfig, name: str, settings: Any) -> Any:
-    """Create an outside environment (of another library) with `settings`, the checked values of `[env]`; None after
-    adding a problem if it cannot be created.
-
-    Raises MachineError.
+    """Create the outside environment `name` (of another library) with `settings`, the checked values of `[env]`; None
+    after adding a problem if it cannot be created. Raises MachineError.
     """
     location, kind, file = raw.location(("env", "name")), names.kind_of(name), names.file_of(name)
     assert kind is not None

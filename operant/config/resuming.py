@@ -42,9 +42,6 @@ def check(request: Request, checkpoint: Path | None, trusted: bool = False) -> C
     the message quotes, changes a key on which the checkpoint depends. `trusted` allows code that is not known to be
     this user's.
 
-    Raises ConfigError if it is invalid, or if an override, which the message quotes, changes a key on which the
-    checkpoint depends.
-
     `checkpoint` is the configuration file stored with the checkpoint; None for early checkpoints without one, for which
     the run's configuration is used.
     """

@@ -47,7 +47,7 @@ RunName = Annotated[
 
 
 def _rank_count(value: int) -> int:
-    """Validate a value of run.ranks. Raises ValueError."""
+    """Return a value of run.ranks if it is valid (1, 2, 4 or 8). Raises ValueError."""
     if value not in _COUNTS:
         raise ValueError(
             "input should be 1, 2, 4 or 8: the lanes form up to 8 equal shards, and each rank owns as many of them"

@@ -94,7 +94,7 @@ class Request(NamedTuple):
 
 def send(run: Run, verb: str, arguments: Mapping[str, Any] | None = None, *, expires_s: float = 60.0) -> Ticket:
     """Send the trainer of a run the request `verb`, one of VERBS, valid for `expires_s` seconds. Returns the ticket for
-    `answer`. `watch` takes {"mode": of MODES, "size": pixels} and is renewed by sending it again.
+    `answer`. Only `watch` takes `arguments`, {"mode": of MODES, "size": pixels}; it is renewed by sending it again.
 
     Raises NotFoundError if no trainer is alive, MachineError if it cannot be asked from here (another machine, another
     user), UnwritableError if its folder is not writable.
@@ -192,7 +192,9 @@ def withdraw(run: Run, ticket: Ticket) -> None:
 
 
 def _check_reach(run: Run, verb: str) -> None:
-    """Check that the trainer of a run can be asked from here. Raises NotFoundError and MachineError with the reason."""
+    """Check that the trainer of a run can be asked to `verb` from here. Raises NotFoundError and MachineError with the
+    reason.
+    """
     name, held, local = safe(run.id), runfolder.probe(run.path), runfolder.is_local(run.document)
     if not held and (state := states.state(run)).ended:
         raise NotFoundError(f"{name} is not training: {state.word}")
@@ -229,8 +231,8 @@ def _sender() -> str:
 
 @contextlib.contextmanager
 def _opened(path: Path | str, *, inside: int | None = None) -> Iterator[int]:
-    """Context manager that opens a folder which only this user can write, and yields the descriptor. Raises OSError for
-    any other folder.
+    """Context manager that opens a folder which only this user can write, by its path or its name in the open folder
+    `inside`, and yields the descriptor. Raises OSError for any other folder.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
     try:
@@ -337,8 +339,8 @@ class Inbox:
             return {entry.name for entry in itertools.islice(entries, _MOST_NAMES)}
 
     def _take(self, ctl: int, name: str) -> Request | None:
-        """Read the request in the file `name` of the open folder; None if it was read before, is refused (answered
-        here), or is not a request.
+        """Read the request in the file `name` of the open folder `ctl`; None if it was read before, is refused
+        (answered here), or is not a request.
         """
         try:
             stats = os.stat(name, dir_fd=ctl, follow_symlinks=False)

@@ -222,8 +222,8 @@ def list_groups(root: Path, everywhere: bool = True) -> list[Group]:
 
 
 def find(text: str, root: Path, everywhere: bool = True) -> Group | None:
-    """Find a group in the folder `root` (with `everywhere` also next to the runs of the user's index) by its id, by the
-    end of an id if no run has that end, or by a path. None if no group or several match.
+    """Find the group that `text` names, in the folder `root` (with `everywhere` also next to the runs of the user's
+    index): by its id, by the end of an id if no run has that end, or by a path. None if no group or several match.
     """
     if (path := path_of(text)) is not None:
         return load(path)
@@ -338,7 +338,9 @@ class SeedJournal(Journal[Trial]):
         return None
 
     def request(self, trial: Trial, index: int, worker: int) -> Mapping[str, Any]:
-        """Return the request of the group for the trial's seed, as run.json stores it."""
+        """Return the request of the group for the trial's seed, as run.json stores it; `index` and `worker` make no
+        difference.
+        """
         return self._group.request(trial.number)
 
     def save_ids(self, trial: Trial) -> None:

@@ -334,8 +334,8 @@ def _collect(runs: dict[tuple[int, int], tuple[int, Run]], paths: Iterable[tuple
 
 
 def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
-    """Find a run in the folder `root` (with `everywhere` also in the user's index) by its id, a unique beginning or end
-    of one (`4f2a`), a path, `latest`, or `live` (the only one that trains).
+    """Find the run that `text` names, in the folder `root` (with `everywhere` also in the user's index): by its id, a
+    unique beginning or end of one (`4f2a`), a path, `latest`, or `live` (the only one that trains).
 
     Names are compared with existing folders, never joined to a path. Raises NotFoundError with the closest ids or the
     matching runs, MachineError for a run that is not readable.
@@ -423,7 +423,7 @@ def _collection(text: str, roots: Iterable[Path]) -> str | None:
 
 
 def _ambiguous(text: str, fits: list[Run]) -> str:
-    """Return the message that a name matches several runs, with their states."""
+    """Return the message that the name `text` matches the runs `fits`, with their states."""
     same_id = len({run.id for run in fits}) < len(fits)
     named = [f"{display_path(run.path) if same_id else safe(run.id)} ({_state_and_age(run)})" for run in fits[:_SHOWN]]
     more = f" and {len(fits) - _SHOWN} more" if len(fits) > _SHOWN else ""
@@ -443,7 +443,7 @@ def _state_and_age(run: Run) -> str:
 
 
 def _unknown(text: str, runs: list[Run], root: Path) -> str:
-    """Return the message that no run has a name, with the closest ids."""
+    """Return the message that no run is named `text`, with the closest ids of `runs`."""
     if not runs:
         return f"no run named '{safe(text, 80)}'; no runs yet in {display_path(root)}. Start one: operant train"
     ids: dict[str, list[str]] = {}  # by lower case

@@ -103,14 +103,14 @@ class Assessment(NamedTuple):
 
     state: State
     heartbeat_count: int = -1
-    heartbeat_s: float = 0.0  # time of its last seen change
+    heartbeat_s: float = 0.0  # time of the last change seen
     main_count: int = -1
     main_s: float = 0.0
     usual_s: tuple[float, ...] = ()  # recent durations of an iteration
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# judging
+# assessing
 
 
 def assess(observation: Observation, previous: Assessment | None, now_s: float) -> Assessment:
@@ -265,7 +265,7 @@ def _ago(seconds: float | None) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# looking
+# observing
 
 
 def observe(run: Run, reader: Reader | None = None) -> Observation:

@@ -33,8 +33,8 @@ def list_sweeps(root: Path, everywhere: bool = True) -> list[Path]:
 
 
 def find(text: str, root: Path, everywhere: bool = True) -> Path | None:
-    """Find the folder of a sweep in the folder `root` (with `everywhere` also next to the runs of the user's index) by
-    its name or a path. None if no sweep or several match.
+    """Find the folder of the sweep that `text` names (its name or a path), in the folder `root`, with `everywhere` also
+    next to the runs of the user's index. None if no sweep or several match.
     """
     path = groups.path_of(text)
     fits = (
@@ -54,8 +54,8 @@ class Sweep(NamedTuple):
 
 
 def load(text: str, root: Path, everywhere: bool = True) -> Sweep | None:
-    """Load a sweep from the folder `root` (with `everywhere` also next to the runs of the user's index) by its name or
-    a path. None if no sweep or several match.
+    """Load the sweep that `text` names (its name or a path), from the folder `root`, with `everywhere` also next to the
+    runs of the user's index. None if no sweep or several match.
     """
     folder = find(text, root, everywhere)
     return None if folder is None else Sweep(folder.name, folder, {run.id: run for run in trials(folder)})

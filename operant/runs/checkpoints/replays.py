@@ -55,10 +55,9 @@ class Replays:
         return atomic.free_bytes(self.folder.parent)
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], *, session: int) -> bool:
-        """Save the replay buffer `tensors`, on any device, for the checkpoint of `step`, which is committed afterwards.
-        They must not change during the call. Returns whether it was saved; a failure is reported.
-
-        Returns False after a failure, which is reported: a resume is then a warm one.
+        """Save the replay buffer `tensors`, on any device, for the checkpoint of `step` in training session `session`,
+        which is committed afterwards. The tensors must not change during the call. Returns whether the buffer was
+        saved; a failure is reported, and a resume is then a warm one.
         """
         name, identity = f"replay-step-{step:012d}", (session, step)
         try:

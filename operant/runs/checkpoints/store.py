@@ -66,8 +66,8 @@ class Store:
     """Store of the checkpoints of one run. The constructor touches no file. Only `save`, `save_async`, `quarantine` and
     `collect` write, and only the run's trainer may call them.
 
-    `folder` is RUN/checkpoints; `keep` how many of the last to keep (never fewer than two, beside the best); `report`
-    takes a line for the log, also from the thread of `save_async`.
+    `folder` is RUN/checkpoints; `keep` the number of the last checkpoints to keep (never fewer than two, in addition to
+    the best); `report` takes a line for the log, also from the thread of `save_async`.
     """
 
     def __init__(self, folder: Path, *, run_uuid: str, keep: int = 3, report: Callable[[str], None]) -> None:
@@ -107,8 +107,8 @@ class Store:
         must_be_finite: Collection[str] = (),
         config: str = "",
     ) -> Path | None:
-        """Save a checkpoint and delete old ones. Returns its folder, or None after a failure, which is reported and
-        does not stop training.
+        """Save a checkpoint of `step` in training session `session`, and delete old ones. Returns its folder, or None
+        after a failure, which is reported and does not stop training.
 
         `tensors` are on the CPU, dense, of any shape; `document` is JSON (NaN and infinities allowed), and its
         `best_value` ranks a `best` checkpoint among those of its `task`; `config` is the text of the configuration. If

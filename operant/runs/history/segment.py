@@ -106,7 +106,7 @@ def pack_head(segment: Segment) -> bytes:
 
 def pack_rows(schema_crc: int, columns: Sequence[array[int]]) -> bytes:
     """Encode records, given as columns of 8-byte words, as a frame; deflated if that is shorter. At most
-    `rows_per_frame` records.
+    `rows_per_frame` records. `schema_crc`: checksum of the schema of their metrics.
     """
     plain = b"".join([column.tobytes() for column in columns])
     head = ROWS.pack(schema_crc, len(columns[0]), len(columns), 0)
@@ -197,9 +197,9 @@ def unpack_rows(
 class Scan:
     """Iterator over the valid frames of one open history segment, as (kind, payload), for a single pass.
 
-    `damaged` counts the byte ranges between them without a valid frame, `torn` is true if the file ends in one, `end`
-    is the end of the last valid frame. Reads at most `limit_bytes` of what was there at the beginning. A read that
-    fails ends it like the end of the file.
+    `damaged` counts the byte ranges between valid frames, `torn` is true if the file ends in such a range, `end` is the
+    end of the last valid frame. Reads at most `limit_bytes` of what was there at the beginning. A read that fails ends
+    the scan like the end of the file.
     """
 
     def __init__(self, descriptor: int, block_bytes: int = _BLOCK_BYTES, limit_bytes: int = MAXIMUM_SEGMENT) -> None:

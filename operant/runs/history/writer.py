@@ -434,7 +434,7 @@ def _cut_tail(path: Path) -> None:
 
 
 def _write(descriptor: int, data: bytes, offset: int) -> None:
-    """Write all bytes at `offset`. Raises OSError."""
+    """Write `data` at byte `offset` of a file, completely. Raises OSError."""
     written = 0
     while written < len(data):
         written += os.pwrite(descriptor, memoryview(data)[written:], offset + written)

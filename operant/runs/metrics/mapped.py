@@ -194,7 +194,7 @@ def _allocate(descriptor: int, size: int) -> None:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """Write all bytes at the beginning of a file. Raises OSError."""
+    """Write `data` at the beginning of a file, completely. Raises OSError."""
     written = 0
     while written < len(data):
         written += os.pwrite(descriptor, memoryview(data)[written:], written)

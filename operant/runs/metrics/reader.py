@@ -272,8 +272,8 @@ class Reader:
         return [self._record(number, data) for number, data in self.raw_since(n, limit)]
 
     def raw_since(self, n: int, limit: int = layout.MAXIMUM_RECORDS) -> Iterator[tuple[int, memoryview]]:
-        """Yield (number, bytes) of the valid records from number `n` on, as `since` returns them: `layout.RECORD` and
-        the values.
+        """Yield (number, bytes) of the valid records from number `n` on, at most the newest `limit`. The bytes are
+        `layout.RECORD` and the values.
         """
         for number, data in self._slots(self._ring, n, self.status().head, limit):
             if self._valid(number, data):
@@ -370,7 +370,7 @@ class Reader:
         )
 
     def _record(self, n: int, data: bytes | memoryview) -> Record:
-        """Parse the bytes of record `n`."""
+        """Parse the bytes of the slot that holds record number `n`."""
         _, _, _, _, step, boottime, realtime, session, flags, _ = layout.RECORD.unpack_from(data)
         return Record(n, step, boottime, realtime, session, flags, self._payload.unpack_from(data, layout.RECORD.size))
 

@@ -1,7 +1,7 @@
 """Declaration of a metric: label, position on a screen, thresholds of warnings. Stored with the run as `metrics.json`.
 Standard library only.
 
-A metric is declared once, beside the code that computes it; a viewer knows metrics only through these values and the
+A metric is declared once, next to the code that computes it; a viewer knows metrics only through these values and the
 schema of the metrics file. Thresholds are data: a viewer applies them to the recent records (those of the last ten
 seconds, at least twenty). Knows no file: `encode` and `decode` are for the document.
 """
