@@ -229,9 +229,9 @@ def _braille_column(
     tables: CellTables,
     overlay_first: bool,
 ) -> Row:
-    """Draw one column of `height` braille cells. Dot spans of its left and right half: `line`, `over` (overlay) and
-    `bands` (the line's two, then the overlay's). `target`: dot row of the target line; `vertical`: character of a
-    vertical line; `overlay_first`: the overlay covers the line.
+    """Draw one column of `height` braille cells, two dot columns wide. Vertical dot spans of its left and right half:
+    `line`, `over` (the overlay's line), and `bands` (the line's two, then the overlay's). `target`: dot row of the
+    target line; `vertical`: character of a vertical line, ""; `overlay_first`: the overlay covers the line.
     """
     empty = tables.empty
     backgrounds = [0] * height

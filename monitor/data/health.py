@@ -190,8 +190,8 @@ def _verdicts(
 def _findings(
     judged: Sequence[_Verdict], specs: Mapping[str, MetricSpec], context: HealthContext, shown: Mapping[str, float]
 ) -> tuple[Finding, ...]:
-    """Turn the metrics' verdicts and the run's other facts into findings, most severe first. `shown`: displayed values
-    by metric.
+    """Turn the metrics' outcomes of the health rules (`judged`) and the run's other facts into findings, most severe
+    first. `shown`: displayed values by metric.
     """
     metrics = [_finding(verdict, context, shown.get(verdict.spec.name)) for verdict in judged]
     result = [

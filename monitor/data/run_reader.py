@@ -149,7 +149,7 @@ class RunReader:
         return self._free_since_s is not None and self.state.word in LIVE
 
     def _report_lost(self, why: str) -> None:
-        """Set the state "unreadable" with reason `why`; the last values stay."""
+        """Set the run's state to "unreadable" with reason `why`, and a notice that the last values read are shown."""
         self.state, self.notice = (
             State("unreadable", why),
             f"{why}; showing the last values read" if self.timeline is not None else "",

@@ -12,8 +12,8 @@ from monitor.screen.model import Model
 
 
 def log(model: Model, width: int, height: int) -> list[Line]:
-    """Draw the log's newest lines at the bottom, or on the log page the part scrolled to. Long lines wrap on the log
-    page and are cut elsewhere.
+    """Draw the log's newest lines at the bottom, or on the log page the part to which the user has scrolled. Long lines
+    wrap on the log page and are cut elsewhere.
     """
     shown = _matching(model)
     if not shown:

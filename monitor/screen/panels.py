@@ -189,7 +189,7 @@ def _bytes(amount: int | None) -> str:
 
 
 def config(model: Model, width: int, height: int) -> list[Line]:
-    """Draw the lines of config.toml on the configuration page, from the one scrolled to."""
+    """Draw the lines of config.toml on the configuration page, from the line to which the user has scrolled."""
     lines = model.snapshot.config.split("\n") if model.snapshot.config else []
     if not lines:
         return [(Piece("no config.toml yet", "dim"),)]

@@ -243,7 +243,7 @@ class TextScreen(Dialog[None]):
         return self._width, len(self._lines) + 4
 
     def show(self) -> None:
-        """Draw the dialog's text from the line scrolled to."""
+        """Draw the visible part of the dialog's text, from the line to which the user has scrolled."""
         height = max(1, min(self.app.size.height - 2, len(self._lines) + 4)) - 4
         self._at = min(max(self._at, 0), max(0, len(self._lines) - height))
         self._panel.show(Scrolled(self._lines, self._at))

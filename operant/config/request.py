@@ -64,8 +64,8 @@ class Request:
 
     @property
     def name(self) -> str | None:
-        """Requested run id (run.name); None if it is not set, or if the file's is invalid, which the worker reports
-        with its line.
+        """Requested run id (run.name); None if it is not set, or if the configuration file has an invalid one, which
+        the worker reports with its line.
         """
         name = _text(self.raw, "run", "name")
         return name if name and (_NAME.fullmatch(name) or self.raw.typed(("run", "name"))) else None
@@ -248,7 +248,9 @@ def working_directory() -> Path:
 
 
 def _existing(file: str, directory: Path) -> Path:
-    """Return the absolute path of a user's environment file. Raises NotFoundError."""
+    """Return the absolute path of the user's environment file `file`, relative to `directory`. Raises NotFoundError if
+    it does not exist.
+    """
     try:
         path = (directory / Path(file).expanduser()).absolute()
         if path.is_file():

@@ -295,7 +295,7 @@ def _parameter_type(default: object) -> TypeAdapter[Any]:
 
 def network_kind(raw: RawConfig, folder: Path | None, built_in: Sequence[str]) -> str:
     """Return the resolved `net.kind`: one of `built_in` (the first is the default), or the absolute path of a user's
-    file, a colon and the class. Anything else adds a problem.
+    file, a colon and the class. Anything else adds a problem. `folder`: base of paths in overrides.
     """
     default, key = built_in[0], ("net", "kind")
     kind = value_of(raw, *key, default)

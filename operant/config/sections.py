@@ -193,7 +193,7 @@ ONCE = ("frame_skip", "frame_stack")
 
 
 class Checkpoint(Section, use_attribute_docstrings=True):
-    """Section `[checkpoint]`: intervals, and the number kept."""
+    """Section `[checkpoint]`: interval between checkpoints, and number of checkpoints to keep."""
 
     every: Count = Field(200, ge=1, lt=2**31)
     """Iterations between two checkpoints."""

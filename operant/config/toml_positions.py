@@ -39,63 +39,63 @@ class _Scan:
     def run(self) -> dict[Path, int]:
         """Scan the whole text; return the line of each table and key by full path."""
         table: Path = ()
-        self.blank()
+        self.skip_blank()
         while self.at < len(self.text):
             before = self.at
             if self.text[self.at] == "[":
                 double = self.text.startswith("[[", self.at)
                 self.at += 2 if double else 1
-                table = self.key(())
+                table = self.read_key(())
                 self.at += 2 if double else 1
             else:
-                self.pair(table, 0)
-            self.blank()
+                self.read_pair(table, 0)
+            self.skip_blank()
             if self.at == before:  # not valid TOML
                 break
         return self.found
 
-    def blank(self) -> None:
+    def skip_blank(self) -> None:
         """Skip white space, line breaks and comments."""
         match = _BLANK.match(self.text, self.at)
         assert match is not None
         self.at = match.end()
 
-    def key(self, table: Path) -> Path:
+    def read_key(self, table: Path) -> Path:
         """Read a dotted key below `table`; record the line of every table on its path. Returns the full path."""
         line, path = bisect_left(self.newlines, self.at) + 1, table
         while True:
-            self.blank()
+            self.skip_blank()
             match = _KEY.match(self.text, self.at)
             if match is None:
                 return path
             self.at, path = match.end(), (*path, _plain_key(match.group()))
             self.found.setdefault(path, line)
-            self.blank()
+            self.skip_blank()
             if self.text[self.at : self.at + 1] != ".":
                 return path
             self.at += 1
 
-    def pair(self, table: Path, depth: int) -> None:
+    def read_pair(self, table: Path, depth: int) -> None:
         """Read `key = value` below `table`, and the keys of an inline table, nested `depth` deep."""
-        path = self.key(table)
+        path = self.read_key(table)
         self.at += 1
-        self.blank()
+        self.skip_blank()
         if self.text[self.at : self.at + 1] != "{" or depth == _DEEPEST:
-            self.value()
+            self.skip_value()
             return
         self.at += 1
-        self.blank()
+        self.skip_blank()
         while self.at < len(self.text) and self.text[self.at] != "}":
             before = self.at
-            self.pair(path, depth + 1)
-            self.blank()
+            self.read_pair(path, depth + 1)
+            self.skip_blank()
             self.at += self.text[self.at : self.at + 1] == ","
-            self.blank()
+            self.skip_blank()
             if self.at == before:
                 break
         self.at += 1
 
-    def value(self) -> None:
+    def skip_value(self) -> None:
         """Skip one value, including everything in its brackets."""
         depth = 0
         while self.at < len(self.text):
@@ -107,7 +107,7 @@ class _Scan:
                 depth, self.at = depth - 1, self.at + 1
             elif depth and character in ",\n#":
                 self.at += character == ","
-                self.blank()
+                self.skip_blank()
             elif match is not None:
                 self.at = match.end()
             else:

@@ -63,7 +63,8 @@ def check_group(
     raw: RawConfig, directory: Path, folder: Path, content: bytes, *, trusting: bool, trusted: bool = False
 ) -> bool:
     """Return `trusted`. Raises UntrustedError if it is false, the folder of a group is not known to be this user's, and
-    the group's request would import code or (`trusting`) trusts the code of its runs.
+    the group would import code: code that its request names, or (`trusting`) code of its runs, which group.json
+    declares as trusted.
 
     Overrides are relative to `directory`; `content` is the request as the index stores it.
     """

@@ -161,10 +161,10 @@ def answer(run: Run, ticket: Ticket, timeout_s: float, *, final: bool = False) -
 
 def ask(run: Run, verb: str, timeout_s: float, waiting: Callable[[Answer], None] | None = None) -> Answer:
     """Send the trainer of a run the request `verb` and wait for its final answer. The result is "accepted" or "none" if
-    the run ends or `timeout_s` passes first.
+    the run ends or `timeout_s` passes first. `waiting` is called once with the answer so far if it takes longer than a
+    second.
 
-    `waiting` is called once with the answer so far if it takes longer than a second. An interrupt withdraws the
-    request. Raises like `send`.
+    An interrupt withdraws the request. Raises like `send`.
     """
     ticket = send(run, verb)
     deadline_s = time.monotonic() + timeout_s
@@ -365,8 +365,8 @@ class Inbox:
         return None
 
     def _request(self, name: str, document: Mapping[str, Any]) -> tuple[Request, str]:
-        """Parse a request. Returns it and the reason to refuse it, "" if it is valid. Raises ValueError for a document
-        that is not a request.
+        """Parse the content of the request file `name`. Returns the request and the reason to refuse it, "" if it is
+        valid. Raises ValueError for a document that is not a request.
         """
         verb, arguments = document.get("verb"), document.get("args")
         if not isinstance(verb, str) or not isinstance(arguments, dict):

@@ -338,7 +338,7 @@ class SeedJournal(Journal[Trial]):
         return None
 
     def request(self, trial: Trial, index: int, worker: int) -> Mapping[str, Any]:
-        """Return the request of the group for the trial's seed, as run.json stores it; `index` and `worker` make no
+        """Return the group's request for the seed of `trial`, as run.json stores it; `index` and `worker` make no
         difference.
         """
         return self._group.request(trial.number)

@@ -443,7 +443,9 @@ def _state_and_age(run: Run) -> str:
 
 
 def _unknown(text: str, runs: list[Run], root: Path) -> str:
-    """Return the message that no run is named `text`, with the closest ids of `runs`."""
+    """Return the message that no run is named `text`, with the closest ids of `runs`, those found in the folder
+    `root`.
+    """
     if not runs:
         return f"no run named '{safe(text, 80)}'; no runs yet in {display_path(root)}. Start one: operant train"
     ids: dict[str, list[str]] = {}  # by lower case

@@ -137,8 +137,8 @@ def trials(folder: Path) -> list[Run]:
 
 
 def _was_made_by(folder: Path, run: Run) -> bool:
-    """Whether a sweep of a version before 2026-11-24 made a run: the run's request names the sweep's file, and one
-    seed.
+    """Whether the sweep in `folder`, of a version before 2026-11-24, made a run: the run's request names the sweep's
+    file and asks for one seed.
     """
     request = membership.request_of(run)
     words: Any = request.get("overrides")

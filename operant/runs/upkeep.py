@@ -124,7 +124,7 @@ class _Bounded:
         self.tell, self.seek = file.tell, file.seek
 
     def read(self, count: int) -> bytes:
-        """Read `count` bytes. Raises tarfile.ReadError if that is above the limit."""
+        """Read `count` bytes of the archive. Raises tarfile.ReadError if `count` is above the limit of 16 MiB."""
         if not 0 <= count <= _MOST_HEADER:
             raise tarfile.ReadError("a header is too long")
         return self._file.read(count)

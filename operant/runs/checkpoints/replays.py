@@ -120,8 +120,8 @@ class Replays:
                 atomic.discard(root, name)
 
     def _identity(self, root: int, name: str) -> tuple[int, int] | None:
-        """Return (session, step) of a replay buffer or checkpoint in the open folder `root`; None if it is unreadable,
-        (-1, -1) if it belongs to another run.
+        """Return (session, step) of the folder `name`, a saved replay buffer or a checkpoint, in the open folder
+        `root`; None if it is unreadable, (-1, -1) if it belongs to another run.
         """
         try:
             fields = atomic.read_manifest(root, name)

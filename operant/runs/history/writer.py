@@ -372,8 +372,8 @@ def salvage(folder: Path, metrics_path: Path) -> int:
 
 
 def _last_record(folder: Path, session: int) -> tuple[int, int | None] | None:
-    """Return (highest record number of a session in a history, -1 for none; step from which the session was resumed);
-    None if the history has nothing of the session.
+    """Return what a history holds of a session: its highest record number (-1 for none), and the step from which the
+    session was resumed (None for a first one). None if it holds nothing.
     """
     for _, path in reversed(segments.segments(folder)):
         head = segments.describe(path)
