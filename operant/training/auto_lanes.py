@@ -38,8 +38,8 @@ FREE_SHARE = 1 / 16
 
 
 def resolve(config: Config, device: torch.device, *, report: Callable[[str], None], ranks: int = 1) -> Config:
-    """Replace `env.lanes = "auto"` by a number of lanes (parallel environments); return any other configuration
-    unchanged. Raises DeviceError if no number fits and ConfigError if the ranks cannot share the lanes.
+    """Replace `env.lanes = "auto"` in a configuration by a number of lanes (parallel environments); return any other
+    configuration unchanged. Raises DeviceError if no number fits and ConfigError if the ranks cannot share the lanes.
 
     The number is the largest power of two up to 65,536 (CPU: 512 per torch thread) that the algorithm can divide, that
     leaves at least 100 iterations, and that fits into memory. With several ranks each rank gets that many. `report`
@@ -66,7 +66,9 @@ def resolve(config: Config, device: torch.device, *, report: Callable[[str], Non
 
 
 def _candidates(config: Config, device: torch.device, useful: int) -> Iterator[int]:
-    """Candidate numbers of lanes, largest first, at most `useful` unless the algorithm allows no smaller one."""
+    """Yield the candidate numbers of lanes, largest first: at most `useful`, unless the algorithm allows no smaller
+    number.
+    """
     most = AUTO_LANES if device.type == "cuda" else min(AUTO_LANES, LANES_PER_THREAD * torch.get_num_threads())
     if (hosting := getattr(config.environment, "hosting", None)) is not None:
         most = min(MAX_HOST_LANES, LANES_PER_PROCESS * max(1, hosting.processes))
@@ -75,14 +77,16 @@ def _candidates(config: Config, device: torch.device, useful: int) -> Iterator[i
 
 
 def _fits_by_estimate(config: Config, device: torch.device) -> bool:
-    """Whether a run of this configuration needs at most half of the free CPU memory, by estimate: a CPU allocator
-    promises pages before they exist, so a trial proves nothing.
+    """Whether a run of this configuration needs at most half of the free CPU memory, by estimate. A trial would prove
+    nothing, because a CPU allocator promises pages before they exist.
     """
     return memory.estimate(config).total_bytes <= psutil.virtual_memory().available // 2
 
 
 def _fits_by_trial(config: Config, device: torch.device) -> bool:
-    """Whether a trainer of this configuration can be built and trained on the GPU. Frees all of its memory."""
+    """Whether a trainer of this configuration can be built and trained on the GPU, found by a trial whose memory is
+    freed.
+    """
     try:
         fits = _run_trial(config, device)
     except Exception as error:
@@ -98,8 +102,8 @@ def _fits_by_trial(config: Config, device: torch.device) -> bool:
 
 
 def _run_trial(config: Config, device: torch.device) -> bool:
-    """Train two iterations (eager, then captured in a CUDA graph), after which a trainer allocates nothing more; return
-    whether enough GPU memory is left. Raises any error, out-of-memory included.
+    """Train two iterations (eager, then captured in a CUDA graph), after which a trainer allocates nothing more.
+    Returns whether enough GPU memory is left; raises any error, out-of-memory included.
     """
     algo = building.build(config, device)
     algo.start()

@@ -29,7 +29,7 @@ def build(
     exchange: Exchange = SOLO,
 ) -> Algorithm:
     """Build the algorithm of a configuration on its world. Before its first iteration call `start`, or load a
-    checkpoint's tensors into its `state`. Raises ConfigError if the ranks cannot share the lanes.
+    checkpoint's tensors into its `state`. Raises ConfigError if the ranks of `exchange` cannot share the lanes.
 
     With several ranks in `exchange` the world holds this rank's share of the lanes. `eager` launches kernels one by one
     instead of replaying CUDA graphs. `chosen` holds values that an earlier session selected for keys the configuration
@@ -77,15 +77,17 @@ def build(
 
 
 def set_scheduled(algo: Algorithm, step: int, score: float = math.nan) -> None:
-    """Set scheduled scalars on the device to their values at `step` environment steps and at `score`, the newest
-    evaluation's mean return (NaN: none yet). Captured graphs read them from memory and need no new capture.
+    """Set the algorithm's scheduled values on the device to those at `step` environment steps and at `score`, the
+    newest evaluation's mean return (NaN: none yet). Captured graphs read them from memory and need no new capture.
     """
     for schedule, scalar in algo.scheduled.values():
         scalar.fill_(schedule.at(step, score))
 
 
 def require_shared(config: Config, ranks: int) -> None:
-    """Raise ConfigError if `ranks` ranks cannot share the run's lanes."""
+    """Check that `ranks` ranks (processes) can share the lanes of a run. Raises ConfigError with the reason if they
+    cannot.
+    """
     problem, key = None, "run.gpus" if config.run.gpus or config.run.ranks == 1 else "run.ranks"
     if ranks == 1:
         return
@@ -114,8 +116,8 @@ def require_shared(config: Config, ranks: int) -> None:
 
 
 def _completed(settings: Any, chosen: object) -> Any:
-    """Algorithm configuration with the `chosen` values (a mapping, from run.json) for the keys it leaves open,
-    validated like any other value.
+    """Complete an algorithm's configuration: keys that it leaves open take the values in `chosen` (a mapping, from
+    run.json), validated like any other value. Raises ConfigError.
     """
     left_open = {key for key, value in settings if value in ("", None)}
     values = {key: value for key, value in chosen.items() if key in left_open} if isinstance(chosen, dict) else {}
@@ -128,7 +130,7 @@ def _completed(settings: Any, chosen: object) -> Any:
 
 
 def make_actor(config: Config, device: torch.device) -> Actor:
-    """Actor (the policy without its training buffers) of a configuration, with initial parameters."""
+    """Make the actor of a configuration (the policy without training buffers) with initial parameters."""
     actor = algos.load(config.algo_name).make_actor(
         config.environment, config.algo, config.net, device, seed=config.run.seed
     )
@@ -136,7 +138,7 @@ def make_actor(config: Config, device: torch.device) -> Actor:
 
 
 def estimate(config: Config, lanes: int | None = None) -> Estimate:
-    """Bytes and FLOPs of an iteration with `lanes` lanes, by default the configuration's."""
+    """Estimate the bytes and FLOPs of an iteration with `lanes` lanes, by default the configuration's."""
     result = algos.load(config.algo_name).estimate(
         config.environment, config.algo, config.net, config.lanes if lanes is None else lanes
     )
@@ -144,5 +146,5 @@ def estimate(config: Config, lanes: int | None = None) -> Estimate:
 
 
 def with_lanes(config: Config, lanes: int) -> Config:
-    """Copy of a configuration with `env.lanes` set to `lanes`."""
+    """Copy a configuration and set its `env.lanes`."""
     return replace(config, env=config.env.model_copy(update={"lanes": lanes}))

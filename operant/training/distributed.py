@@ -72,7 +72,7 @@ _SUMS = frozenset({"world/carried"})  # sums over a rank's lanes; only their tot
 
 
 class GroupExchange:
-    """`Exchange` over a process group (gloo or NCCL): every tensor is gathered by one collective call."""
+    """Exchange between ranks over a process group (gloo or NCCL): every tensor is gathered by one collective call."""
 
     counts = True
 
@@ -82,11 +82,15 @@ class GroupExchange:
 
     @property
     def untimed(self) -> str:
-        """Reason why the time spent in the exchange is unknown: the host does not wait for a GPU. Empty on a CPU."""
+        """Reason why the time spent in the exchange is unknown; "" on a CPU. On a GPU the host does not wait for the
+        exchange.
+        """
         return "" if self.device.type == "cpu" else f"not measured with {self.name}"
 
     def gather(self, rows: Tensor) -> Tensor:
-        """All-gather rows (k, ...) in rank order, (W k, ...)."""
+        """All-gather rows (k, ...) from all W ranks in rank order: (W k, ...). Raises MachineError if the exchange
+        fails.
+        """
         began_s = time.perf_counter()
         local = rows.detach().contiguous()
         gathered = torch.empty((self.ranks * len(local), *local.shape[1:]), dtype=local.dtype, device=local.device)
@@ -105,7 +109,7 @@ class GroupExchange:
         return gathered
 
     def agree(self, text: str) -> str:
-        """Broadcast rank 0's text, up to 255 bytes of UTF-8, and return it. A collective call."""
+        """Broadcast rank 0's `text`, up to 255 bytes of UTF-8, and return it on every rank. A collective call."""
         local = torch.tensor(list(text.encode().ljust(_TEXT_BYTES, b"\0")), dtype=torch.uint8)
         counts, self.counts = self.counts, False  # not part of an iteration
         first = self.gather(local.to(self.device)[None])[0].cpu()  # sync: before a run begins
@@ -117,13 +121,13 @@ class GroupExchange:
         return None
 
     def spent_s(self) -> float | None:
-        """Seconds the host has waited in `gather` on a CPU; None on a GPU."""
+        """Seconds that the host has spent in `gather`; None on a GPU, where the time is unknown."""
         return self._host_s if self.device.type == "cpu" else None
 
 
 class SymmetricExchange(GroupExchange):
-    """Exchange between GPUs with peer access: small tensors in one kernel launch, gradients inside the reduction
-    kernel.
+    """Exchange between GPUs with peer access over symmetric memory: small tensors are gathered in one kernel launch,
+    gradients inside the reduction kernel.
 
     Without `in_kernel`, copies between two of torch's barriers, which need less of the hardware.
     """
@@ -149,7 +153,7 @@ class SymmetricExchange(GroupExchange):
 
     @property
     def untimed(self) -> str:
-        """Reason why the time spent in the exchange may be unknown: only kernels that count their waiting are timed."""
+        """Reason why the time spent in the exchange may be unknown. Only kernels that count their waiting are timed."""
         return (
             f"no value yet; not measured where an iteration exchanges more than {MAX_KERNEL_WORDS:,} numbers at once"
             if self._in_kernel
@@ -157,8 +161,8 @@ class SymmetricExchange(GroupExchange):
         )
 
     def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Any, list[Tensor]]:
-        """Allocate a symmetric buffer: this rank's tensor, its handle and every rank's view. A collective call, before
-        any capture.
+        """Allocate a symmetric buffer of a shape: returns this rank's tensor, its handle, and views of every rank's
+        tensor. A collective call, before any graph capture.
         """
         own = self._symmetric.empty(*shape, dtype=dtype, device=self.device).zero_()
         handle = self._symmetric.rendezvous(own, self._group.group_name)
@@ -169,7 +173,9 @@ class SymmetricExchange(GroupExchange):
         return self._buffers[-1]
 
     def gather(self, rows: Tensor) -> Tensor:
-        """All-gather rows (k, ...) in rank order, (W k, ...)."""
+        """All-gather rows (k, ...) from all W ranks in rank order: (W k, ...), by the fastest way that their size
+        allows.
+        """
         size = rows.nbytes // 4
         in_kernel = self._in_kernel and rows.nbytes % 4 == 0 and 0 < size <= MAX_KERNEL_WORDS
         if self.counts and not in_kernel:
@@ -181,7 +187,7 @@ class SymmetricExchange(GroupExchange):
         return gathered.view(-1).view(rows.dtype).view(self.ranks * len(rows), *rows.shape[1:])
 
     def _gather_in_kernel(self, own: Tensor) -> Tensor:
-        """All-gather words (n) to (W, n) in one launch."""
+        """All-gather words (n) int32 from all W ranks to (W, n), in one kernel launch."""
         from operant.kernels import exchange
 
         size, columns = len(own), exchange.GATHER_COLUMNS.value
@@ -194,7 +200,7 @@ class SymmetricExchange(GroupExchange):
         return gathered
 
     def _gather_by_copies(self, own: Tensor) -> Tensor:
-        """All-gather words (n) to (W, n) by copies between two barriers."""
+        """All-gather words (n) int32 from all W ranks to (W n), by copies between two barriers."""
         if len(own) not in self._copies:
             self._copies[len(own)] = self._allocate(tuple(own.shape), own.dtype)
         room, handle, every = self._copies[len(own)]
@@ -205,8 +211,8 @@ class SymmetricExchange(GroupExchange):
         return gathered
 
     def link(self, width: int, programs: int) -> Link | None:
-        """Create a `Link` for a kernel of `programs` programs that exchanges `width` sums; None if the kernel has to
-        use `gather`.
+        """Create the buffers through which a kernel of `programs` programs exchanges `width` sums with other ranks;
+        None if the kernel must use `gather` instead. A collective call.
         """
         if not self._in_kernel or width > MAX_SYMMETRIC_WORDS:
             return None
@@ -219,7 +225,9 @@ class SymmetricExchange(GroupExchange):
         return Link(inbox, rows, torch.zeros(programs, dtype=torch.int32, device=self.device), spent)
 
     def _mark_untimed(self, reason: str) -> None:
-        """Mark the exchange time as unknown from now on, and log `reason`: a part of it would be too low."""
+        """Declare the exchange time unknown from now on, and log the reason: time measured for only some exchanges
+        would be too low.
+        """
         if self._in_kernel and not self._untimed:
             log.info(
                 "the exchange's share is not measured, as iterations %s: gpu/<rank>/exchange_share has no value", reason
@@ -228,7 +236,7 @@ class SymmetricExchange(GroupExchange):
 
     def spent_s(self) -> float | None:
         """Seconds that the first program of each kernel has waited for other ranks; NaN if iterations also exchange
-        larger tensors, None with torch's barriers.
+        larger tensors, None if exchanges use torch's barriers.
         """
         if not self._in_kernel or self._untimed:
             return math.nan if self._in_kernel else None
@@ -238,8 +246,8 @@ class SymmetricExchange(GroupExchange):
 
 
 def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device, *, multi_node: bool) -> GroupExchange:
-    """Create the fastest exchange that all ranks' GPUs support, or the one named by $OPERANT_EXCHANGE: kernel,
-    symmetric or nccl. `multi_node`: ranks run on several hosts, and NCCL is used. A collective call.
+    """Create the fastest exchange that all ranks' GPUs support, or the one named by $OPERANT_EXCHANGE (kernel,
+    symmetric or nccl). With `multi_node` (ranks on several hosts) it is NCCL. A collective call.
     """
     torch.cuda.set_device(device)
     # No multicast through the NVSwitch is needed, and a container may not be allowed to set it up.
@@ -266,8 +274,8 @@ def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device
 
 
 def join(store: dist.Store, rank: int, ranks: int, device: torch.device, *, multi_node: bool = False) -> GroupExchange:
-    """Join the exchange of all ranks: gloo on CPUs, symmetric memory or NCCL on GPUs. A collective call; `multi_node`:
-    ranks run on several hosts.
+    """Join the ranks of a run and return their exchange: gloo on CPUs, symmetric memory or NCCL on GPUs. Blocks until
+    every rank has called it. `multi_node` means that ranks run on several hosts.
     """
     if device.type == "cuda":
         return _between_gpus(store, rank, ranks, device, multi_node=multi_node)
@@ -278,8 +286,8 @@ def join(store: dist.Store, rank: int, ranks: int, device: torch.device, *, mult
 
 
 def host_store(address: str) -> dist.TCPStore:
-    """Open a TCPStore on rank 0's host for the process group's rendezvous, on a free port of one `address`, or of all
-    interfaces with "".
+    """Open a TCPStore on rank 0's host for the process group's rendezvous, on a free port of the interface `address`,
+    or of all interfaces with "".
     """
     listener = socket.create_server((address, 0))
     port = listener.getsockname()[1]
@@ -295,12 +303,12 @@ def host_store(address: str) -> dist.TCPStore:
 
 
 def reach_store(address: str, port: int) -> dist.TCPStore:
-    """Connect to rank 0's TCPStore at a host's address and port."""
+    """Connect to rank 0's TCPStore (the process group's rendezvous) at an address and port."""
     return dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
 
 
 class RankGroup(Protocol):
-    """Interface of all ranks of a run that checkpoints and meters use."""
+    """Interface of the group of all ranks of a run, for checkpoints and meters."""
 
     exchange: Exchange
 
@@ -309,16 +317,18 @@ class RankGroup(Protocol):
         """Newest metrics of the other ranks, by rank."""
 
     def state(self, algo: Algorithm, tier: Tier) -> dict[str, Tensor]:
-        """Tensors of a tier ("policy", "train" or "all") on the CPU, with the lanes of all ranks."""
+        """Return the tensors of a tier ("policy", "train" or "all") on the CPU, by name, with the lanes of all
+        ranks.
+        """
 
 
 class SingleRank:
-    """`RankGroup` of a run of one rank."""
+    """Group of ranks (`RankGroup`) of a run that has only one."""
 
     exchange, rank_metrics = SOLO, dict[int, dict[str, float]]()
 
     def state(self, algo: Algorithm, tier: Tier) -> dict[str, Tensor]:
-        """Tensors of a tier ("policy", "train" or "all"): the algorithm's own, without a copy."""
+        """Return the tensors of a tier ("policy", "train" or "all") as copies on the CPU, by name."""
         return whole_state(algo, tier, SOLO)
 
 
@@ -326,8 +336,8 @@ SINGLE: Final[RankGroup] = SingleRank()
 
 
 class EpisodeSums:
-    """Sums over the episodes that ended since the last call, over all ranks' lanes: count, length, return and K
-    tallies, (3 + K) float64. A collective call.
+    """Callable that sums over the episodes that ended since its last call, on all ranks' lanes: number, length, return
+    and K tallies, (3 + K) float64. A collective call.
     """
 
     def __init__(self, algo: Algorithm, exchange: Exchange) -> None:
@@ -340,7 +350,9 @@ class EpisodeSums:
 
 
 class RankMetrics:
-    """Columns of a metrics record for each rank: memory, and the recent share of an iteration spent in the exchange."""
+    """Callable that returns the columns of a metrics record about each rank: memory, and the recent share of an
+    iteration spent in the exchange.
+    """
 
     def __init__(self, device: torch.device, group: RankGroup) -> None:
         self._device, self._exchange, self._group = device, group.exchange, group
@@ -351,8 +363,8 @@ class RankMetrics:
         self._recorded, self._training_s = 0, 0.0
 
     def __call__(self, done: int, iterations: int, training_s: float) -> dict[str, float]:
-        """Columns of a record by name: memory and share of time in the exchange of each rank; {} with one rank, NaN for
-        a rank that has not reported yet.
+        """Return the columns about ranks by name: memory and share of time in the exchange of each rank. {} with one
+        rank; NaN for a rank that has not reported yet.
 
         `done` is the number of iterations so far; `iterations` and `training_s` cover the record.
         """
@@ -376,7 +388,9 @@ class RankMetrics:
 
 
 def rank_metrics(device: torch.device, exchange: Exchange, iterations: int) -> dict[str, float]:
-    """Metrics of this rank after `iterations` iterations: bytes in use and seconds spent in the exchange."""
+    """Measure this rank after `iterations` iterations: bytes in use and seconds spent in the exchange (NaN: unknown),
+    by name.
+    """
     used = torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
     spent_s = exchange.spent_s()
     return {
@@ -390,13 +404,15 @@ def rank_metrics(device: torch.device, exchange: Exchange, iterations: int) -> d
 
 
 def _lane_axis(name: str, tensor: Tensor, lanes: int) -> int | None:
-    """Lane axis of a tensor (0 or -1); None if the tensor is the same on all ranks."""
+    """Axis of an algorithm's tensor that has one entry per lane (0 or -1); None if the tensor is equal on all ranks."""
     axis = None if name in _ALIKE else _LANES.get(name.partition("/")[0])
     return axis if axis is not None and tensor.ndim > max(axis, 0) and tensor.shape[axis] == lanes else None
 
 
 def _gathered(tensor: Tensor, axis: int, device: torch.device, exchange: Exchange) -> Tensor:
-    """Gather the lanes of all ranks into one CPU tensor, a limited number of bytes at a time. A collective call."""
+    """Gather the lanes of all ranks, along `axis`, into one CPU tensor, a limited number of bytes at a time. A
+    collective call.
+    """
     columns = tensor.movedim(axis, 0)  # (N, ...)
     rest = columns.flatten(1) if columns.ndim > 1 else columns[:, None]
     width = max(1, _PART_BYTES // (len(rest) * tensor.element_size()))
@@ -407,7 +423,9 @@ def _gathered(tensor: Tensor, axis: int, device: torch.device, exchange: Exchang
 
 
 def whole_state(algo: Algorithm, tier: Tier, exchange: Exchange) -> dict[str, Tensor]:
-    """Tensors of a tier on the CPU, by name, as a single rank with all lanes would have them. A collective call."""
+    """Gather the tensors of a tier ("policy", "train" or "all") on the CPU, by name, with the lanes of all ranks, as a
+    single rank would have them. A collective call.
+    """
     tensors, exchange.counts = {}, False
     for name, tensor in algo.state(tier).items():
         if exchange.ranks == 1:
@@ -423,7 +441,9 @@ def whole_state(algo: Algorithm, tier: Tier, exchange: Exchange) -> dict[str, Te
 
 
 def whole_like(algo: Algorithm, own: Mapping[str, Tensor], exchange: Exchange) -> dict[str, Tensor]:
-    """Zeros on the CPU, by name, in the shapes that `whole_state` gives to `own`, some of this rank's tensors."""
+    """Allocate zeros on the CPU, by name, for tensors with the lanes of all ranks, in the shapes that `whole_state`
+    gives to this rank's tensors `own`.
+    """
     zeros = {}
     for name, tensor in own.items():
         shape = list(tensor.shape)
@@ -434,7 +454,7 @@ def whole_like(algo: Algorithm, own: Mapping[str, Tensor], exchange: Exchange) -
 
 
 def own_state(algo: Algorithm, whole: Mapping[str, Tensor], exchange: Exchange) -> dict[str, Tensor]:
-    """Views of this rank's lanes in `whole`, tensors with the lanes of all ranks."""
+    """Slice this rank's lanes out of `whole`, tensors with the lanes of all ranks, by name. Returns views."""
     if exchange.ranks == 1:
         return dict(whole)
     lanes = algo.world.count

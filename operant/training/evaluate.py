@@ -28,7 +28,9 @@ _PARTS = 16  # parts of an evaluation's ticks, with different episodes
 
 
 class Evaluation(NamedTuple):
-    """Mean, spread and tallies of the returns of all episodes of an evaluation."""
+    """Result of an evaluation: mean, spread, length and tallies (the environment's own statistics) over all of its
+    episodes.
+    """
 
     mean: float
     # half-width of the 95 % confidence interval of the mean (normal approximation); None for one episode
@@ -43,18 +45,19 @@ class Evaluation(NamedTuple):
 
 
 def ci95(deviation: float, episodes: int) -> float:
-    """Half-width of the 95 % confidence interval of a mean (normal approximation), from the standard deviation of an
-    episode's return.
+    """Half-width of the 95 % confidence interval of a mean return (normal approximation), from the standard deviation
+    of an episode's return and the number of episodes.
     """
     return 1.96 * deviation / math.sqrt(episodes)
 
 
 class EvaluationInterruptedError(Exception):
-    """An evaluation was interrupted by its caller and has no result."""
+    """Error for an evaluation that its caller interrupted, so that it has no result."""
 
 
 class Evaluator:
-    """Evaluation world of `episodes` lanes, one episode each, and the actor that plays it: greedily or by sampling.
+    """Player of evaluations: a world of `episodes` lanes, one episode each, and the actor that plays it greedily or by
+    sampling.
 
     `max_steps` cuts an episode off, rounded up to whole chunks of 32 steps. The default is 100,000, or 20,000 if the
     environment has no time limit.
@@ -86,8 +89,8 @@ class Evaluator:
         self._play = Graphed(self._play_chunk, device, eager=not self.rollout.world.capturable)
 
     def run(self, number: int, *, part: int = 0, interrupted: Callable[[], bool] = lambda: False) -> Evaluation:
-        """Play evaluation `number` and return its result. Its number fixes its episodes; each `part` of 0 to 15 has
-        other ones. Raises EvaluationInterruptedError if `interrupted`, polled every 32 steps, returns True.
+        """Play evaluation `number` and return its result. Number and `part` (0 to 15) determine its episodes. Raises
+        EvaluationInterruptedError once `interrupted`, polled every 32 steps, returns True.
         """
         world = self.rollout.world
         world.seek(number * _TICKS + part * (_TICKS // _PARTS))
@@ -118,8 +121,8 @@ class Evaluator:
         )
 
     def _tallies(self) -> dict[str, float]:
-        """Means over episodes of the environment's tallies (its own statistics of an episode); a cut-off episode counts
-        with its tallies so far.
+        """Mean over episodes of each of the environment's tallies (its own statistics), by name. A cut-off episode
+        counts with its tallies so far.
         """
         world = self.rollout.world
         sums = torch.where(self._playing, world.running_tallies, self._tally)
@@ -127,6 +130,7 @@ class Evaluator:
 
     @torch.no_grad()
     def _play_chunk(self) -> None:
+        """Play 32 steps in every lane, and add them to the results of lanes whose first episode is not over."""
         world, slot = self.rollout.world, self.rollout.slot
         if not self._greedy:
             self.rollout.draw()

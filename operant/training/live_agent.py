@@ -40,16 +40,16 @@ log = logging.getLogger("operant")
 
 
 class FrameWriter(Protocol):
-    """Interface to which live frames are written: a `metricsfile.Writer`."""
+    """Interface to which live frames are written, implemented by the metrics file's `Writer`."""
 
     def frame(self, step: int, pixels: memoryview, *, lanes: int, height: int, width: int, mode: str) -> None:
-        """Copy the frames of one moment, (lanes, height, width, 3) uint8, with the training step and the
-        acting mode.
+        """Copy the frames of one moment, (lanes, height, width, 3) uint8, with the training step and the acting mode
+        ("greedy" or "sampled").
         """
 
 
 class _Request(NamedTuple):
-    """Frame size and mode requested by a viewer, and the request's deadline."""
+    """Viewer's request: acting mode, frame size in pixels, and time until which it lasts."""
 
     mode: Mode
     size: int
@@ -57,7 +57,7 @@ class _Request(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """Training step, size and mode of the frame that is being copied to the host."""
+    """Frame that is being copied to the host: its training step, size and acting mode."""
 
     step: int
     size: int
@@ -65,7 +65,7 @@ class _Drawn(NamedTuple):
 
 
 class WatchedLanes:
-    """A few lanes stepped by the policy for a viewer, and the buffers of their frames on the device and on the host."""
+    """Lanes stepped by the policy for a viewer, and the buffers of their frames on the device and on the host."""
 
     def __init__(
         self, actor: Actor, env: Env, params: Any, *, seed: int, device: torch.device, stream: int, lanes: int
@@ -92,8 +92,8 @@ class WatchedLanes:
         self._rollout.reset()
 
     def draw(self, size: int, mode: Mode) -> None:
-        """Step every lane and start copying `size` x `size` frames to the host, without waiting; `arrived` reports the
-        end. `mode` is "greedy" or "sampled".
+        """Step every lane and start copying `size` x `size` frames to the host, without waiting; `arrived` reports
+        completion. `mode` is "greedy" or "sampled".
         """
         self._plays[mode]()
         self._painter(self._canvases(size))
@@ -107,28 +107,34 @@ class WatchedLanes:
         return self._event is None or self._event.query()
 
     def pictures(self, size: int) -> memoryview:
-        """Newest frames once they have arrived, valid until the next `draw`: (lanes, size, size, 3) bytes."""
+        """Return the newest frames, (lanes, size, size, 3) bytes, valid until the next `draw`. Call once they have
+        arrived.
+        """
         return self._bytes[: self._used(size)]
 
     def _used(self, size: int) -> int:
+        """Bytes of the frames of all lanes with sides of `size` pixels."""
         return self.lanes * size * size * 3
 
     def _canvas(self, size: int) -> Any:
+        """Bind the frame buffer as a canvas for frames with sides of `size` pixels."""
         return self._painter.bind(self._pixels[: self._used(size)].view(self.lanes, size, size, 3))
 
     def _play_greedily(self) -> None:
+        """Step every lane with the policy's mode."""
         self._rollout.step(greedy=True)
         self._world.advance(1)
 
     def _play_sampling(self) -> None:
+        """Step every lane with sampled actions."""
         self._rollout.draw()
         self._rollout.step(greedy=False)
         self._world.advance(1)
 
 
 class Watcher:
-    """Live view on demand: draws frames while a request lasts, at most one per `minimum_interval_s` seconds. `params`
-    are the environment's.
+    """Live view of the agent on demand: draws frames while a viewer's request lasts, at most one per
+    `minimum_interval_s` seconds. `params` are the environment's.
 
     An error ends the live view with a line in the log, never the training. (A `pixel_shader` that writes out of bounds
     is beyond this guard.)
@@ -169,8 +175,8 @@ class Watcher:
         return not self.unavailable_reason
 
     def request(self, mode: Mode, size: int, until_s: float) -> None:
-        """Request frames of `size` pixels a side (16 to 96) until `until_s` on the clock (`time.monotonic`), of a
-        "greedy" or "sampled" policy. Thread-safe; the newest request counts.
+        """Request frames with sides of `size` pixels (16 to 96) until `until_s` on the clock (`time.monotonic`), of a
+        "greedy" or "sampled" policy. Thread-safe; a newer request replaces it.
         """
         if self.available:
             self._request = _Request(
@@ -178,8 +184,8 @@ class Watcher:
             )
 
     def after(self, step: int) -> None:
-        """Serve the current request, if any. Called once per iteration by the training thread, with the environment
-        steps so far.
+        """Serve the current request, if there is one. The training thread calls it once per iteration with the number
+        of environment steps so far.
         """
         request = self._request
         if request is not self._served:
@@ -195,6 +201,9 @@ class Watcher:
         self._served, self._stage, self._drawn = self._request, None, None
 
     def _serve(self, request: _Request, step: int) -> None:
+        """Draw a frame for the request if one is due, and publish the frame that has arrived; end the service if the
+        request has expired.
+        """
         now_s = self._clock()
         if not (self.available and now_s < request.until_s):
             self._served, self._drawn = request, None
@@ -208,6 +217,7 @@ class Watcher:
             self._publish(self._stage)
 
     def _publish(self, stage: WatchedLanes) -> None:
+        """Write the drawn frame to the metrics file, if it has arrived on the host."""
         drawn = self._drawn
         if drawn is not None and stage.arrived():
             self._drawn = None
@@ -217,6 +227,7 @@ class Watcher:
             )
 
     def _disable(self, error: Exception) -> None:
+        """End the live view because of an error, with a line in the log."""
         lines = str(error).strip().splitlines()
         self.unavailable_reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
         self.close()

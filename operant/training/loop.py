@@ -48,7 +48,7 @@ Start = tuple[Checkpoint, Config] | None
 
 
 class _Save(NamedTuple):
-    """Checkpoint to save, and the requests waiting for it."""
+    """Checkpoint that is being saved, and the requests that wait for it."""
 
     step: int
     boottime_ns: int  # work done until then is in it
@@ -57,7 +57,7 @@ class _Save(NamedTuple):
 
 
 class Trainer:
-    """Trainer of one session of a run. The constructor builds world, algorithm, metrics file and checkpoints; `run`
+    """Trainer of one session of a run: the constructor builds world, algorithm, metrics file and checkpoints, and `run`
     trains until the run's terminal state.
     """
 
@@ -71,9 +71,9 @@ class Trainer:
         requests: Requests,
         team: Team,
     ) -> None:
-        """Build everything up to the first iteration in the run folder `folder`, whose document is `document`. `start`
-        is the checkpoint of a resumed session with the configuration it was made with, None for a new run. `team` is
-        the group of all ranks.
+        """Build everything for the run in `folder`, up to the first iteration; `document` is its run.json. `start` is
+        the checkpoint of a resumed session with the configuration it was made with, None for a new run. `team` is the
+        group of all ranks.
         """
         self.folder, self.config, self.requests, self.team = folder, config, requests, team
         self.session, run_uuid = document["session"], bytes.fromhex(document["uuid"])
@@ -165,18 +165,20 @@ class Trainer:
         self._event(line, level=level, code=code)
 
     def _event(self, line: str, *, level: str = "info", code: str = "note") -> None:
-        """Write a line to the run's events only, for text that the log lacks or already has in other words."""
+        """Write a line to the run's events but not to the log, because the log already has it in other words or does
+        not need it.
+        """
         self.writer.event(line, level=level, code=code, step=self.step)
 
     def _set_state(self, state: str, *, reason: int = 0, exit_code: int = 0) -> None:
-        """Set the run's state in the metrics file, unless it is already terminal. Thread-safe."""
+        """Set the run's state in the metrics file, unless that is already terminal. Thread-safe."""
         with self._state_lock:
             if not self._ended:
                 self._ended = state in TERMINAL
                 self.writer.set_state(state, reason=reason, exit_code=exit_code)
 
     def _update_document(self, **fields: Any) -> None:
-        """Update fields of the run's document (run.json). A full disk loses the fields, not the run."""
+        """Update fields of the run's document (run.json). On a full disk the fields are lost and the run continues."""
         try:
             runs.update_document(self.folder, **fields)
         except MachineError as error:
@@ -189,17 +191,19 @@ class Trainer:
         self._set_state("stopping", reason=0 if self.requests.stop is None else self.requests.stop.number)
 
     def announce_exit(self, exit_code: int) -> None:
-        """Announce that the process exits immediately, without a checkpoint."""
+        """Announce that the process exits immediately with this code, without a checkpoint."""
         self._set_state("stopped", reason=signal.SIGINT, exit_code=exit_code)
         self.say("a second Ctrl-C: exited at once without a checkpoint", level="warn", code="stop")
 
     def acknowledge(self, sequence: int, result: int) -> None:
-        """Publish the `result` (a code of `control`) of request number `sequence` in the metrics file."""
+        """Publish the outcome of request number `sequence` in the metrics file; `result` is an index into
+        `control.RESULTS`.
+        """
         self.writer.acknowledge(sequence, result)
 
     def watch(self, mode: str, size: int, until_s: float) -> None:
-        """Request live frames until `until_s` (`time.monotonic`): `mode` is "greedy" or "sampled", `size` the pixels a
-        side.
+        """Request live frames until `until_s` (`time.monotonic`): `mode` is "greedy" or "sampled", `size` the side in
+        pixels.
         """
         self.watcher.request("sampled" if mode == "sampled" else "greedy", size, until_s)
         if self.watcher.unavailable_reason and "live view" not in self._reported:
@@ -209,9 +213,9 @@ class Trainer:
     # LOOP
 
     def run(self, lock: runs.Lock) -> None:
-        """Train until all steps are done, the target is reached or a stop is requested, then write a last checkpoint
-        and a terminal state. Holds `lock`, the run folder's lock. Raises DivergedError for non-finite values, and any
-        error of training.
+        """Train until all steps are done, the target is reached or a stop is requested; then write a last checkpoint
+        and a terminal state. `lock` is the run folder's lock, held by the caller. Raises DivergedError for non-finite
+        values, and any error of training.
         """
         self._lock, first = lock, self.iteration
         self.requests.reporter = self.team.reporter = self
@@ -243,6 +247,7 @@ class Trainer:
             self._end("finished", None)
 
     def _loop(self) -> None:
+        """Run iterations, with evaluations, checkpoints and requests between them, until the run is complete."""
         algo, config = self.algo, self.config
         self.meters = meters = Meters(
             algo, self.writer, self.team, record_hz=config.run.record_hz, iteration=self.iteration, step=self.step
@@ -293,8 +298,8 @@ class Trainer:
         self.say(f"finished: {reached} after {self.step:,} steps")
 
     def _announce_duration(self) -> None:
-        """On a CPU, report once how long a run will take that takes long: by two iterations, after the first, which
-        compiles, and off-policy after those that only collect.
+        """Report once how long a long run will take, if it trains on a CPU, from the speed of its first iterations
+        after compilation (off-policy: after those that only collect).
         """
         if self._timed_s is None or self.step <= getattr(self.config.algo, "learning_starts", 0):
             return
@@ -311,7 +316,7 @@ class Trainer:
             )
 
     def _serve_requests(self) -> None:
-        """Serve pending requests between two iterations; blocks while paused."""
+        """Serve pending requests (checkpoint, pause, stop) between two iterations. Blocks while paused."""
         if self.requests.checkpoint:
             self._save()
         if self.requests.paused_by is not None and self.requests.stop is None:
@@ -320,8 +325,8 @@ class Trainer:
             self._stop(self.requests.stop)
 
     def _pause(self, by: str) -> None:
-        """Wait until the run is resumed or stopped. Training state does not change; checkpoints and the live view stay
-        available.
+        """Wait until the run is resumed or stopped, and report `by` as the one who paused it. Training state does not
+        change; checkpoints and the live view stay available.
         """
         requests, began_s, saving_s = self.requests, time.monotonic(), 0.0
         requests.waiting = True
@@ -348,12 +353,13 @@ class Trainer:
         requests.answer("unpause", "done", f"training resumed at step {self.step:,}")
 
     def _finish(self) -> None:
-        """Flush the last record and write the last checkpoint."""
+        """Publish the last record and write the last checkpoint."""
         if not_finite := self.meters.flush(self.step):
             self._diverged(not_finite)
         self._save(wait=True)
 
     def _stop(self, stop: Stop) -> None:
+        """End the run as `stop` requests: publish the last record, write a checkpoint, and raise StoppedError."""
         self.announce_stop()
         if not stop.number:
             self._update_document(stopped_by=stop.by)
@@ -366,8 +372,8 @@ class Trainer:
         raise StoppedError(f"stopped by {stop.by} at step {self.step:,}, {saved}")
 
     def _end(self, state: str, error: Exception | None) -> None:
-        """Write the last event and the terminal state, after the pending checkpoint is complete and the metrics history
-        is on disk. `error` is the cause of a failed run.
+        """Write the last event and the terminal `state`, once the pending checkpoint is complete and the metrics
+        history is on disk. `error` is the cause, None if the run is complete.
         """
         self.store.wait()
         self._report_write_errors()
@@ -402,6 +408,7 @@ class Trainer:
                     self.say("metrics.json had been deleted and was restored", level="warn", code="file")
 
     def _report_write_errors(self) -> None:
+        """Warn once if the metrics file could not be written."""
         if self.writer.write_errors and "write errors" not in self._reported:
             self._reported.add("write errors")
             self.say(
@@ -413,7 +420,9 @@ class Trainer:
     # EVALUATION
 
     def _evaluate(self) -> bool:
-        """Play greedy episodes, publish their mean and save a new best. Returns True if the target is reached."""
+        """Evaluate the policy, publish the mean return, and save a checkpoint if it is the best so far. Returns True if
+        the run's target is reached.
+        """
         evaluator, target = self.evaluator, self.config.run.target
         assert evaluator is not None
         self.writer.set_phase("eval")
@@ -465,7 +474,7 @@ class Trainer:
     # CHECKPOINTS
 
     def _document(self) -> dict[str, Any]:
-        """Scalars of a checkpoint that a resumed run needs in addition to its tensors."""
+        """Make the scalars of a checkpoint that a resumed run needs in addition to its tensors."""
         progress = {
             "step": self.step,
             "iteration": self.iteration,
@@ -475,15 +484,17 @@ class Trainer:
         return {**progress, "best_value": self.best_mean, "last_evaluation": self.last_evaluation}
 
     def _is_save_due(self) -> bool:
-        """Whether the last save is `checkpoint.seconds` ago, or longer if saving would take too much of the time."""
+        """Whether the last save is `checkpoint.seconds` ago, or longer if saving would otherwise take too large a share
+        of the time.
+        """
         seconds, waited_s = self.config.checkpoint.seconds, time.monotonic() - self._saved_s
         if not 0 < seconds <= waited_s or self.store.saving:
             return False
         return waited_s >= self.snapshots.cost_s / SAVE_SHARE
 
     def _save(self, *, best: bool = False, wait: bool = False) -> None:
-        """Save a checkpoint and answer the requests for one. `best`: it is the best evaluated one; `wait`: return after
-        it is on disk.
+        """Save a checkpoint and answer the requests for one. `best` marks the best evaluated checkpoint; with `wait`
+        return once it is on disk.
         """
         last, self.requests.checkpoint = wait or self.requests.checkpoint, False
         save = _Save(self.step, time.clock_gettime_ns(_BOOTTIME), best, self.requests.take("checkpoint"))
@@ -491,6 +502,7 @@ class Trainer:
         self.meters.measure("checkpoint", lambda: self._snapshot(save, last=last, wait=wait))
 
     def _snapshot(self, save: _Save, *, last: bool, wait: bool) -> None:
+        """Start saving a checkpoint. `last`: it may be the session's last; with `wait` return once it is on disk."""
         self._saved_s = time.monotonic()
         self.snapshots.save(
             self.step, self._document(), best=save.best, last=last, done=functools.partial(self._confirm_save, save)
@@ -499,8 +511,8 @@ class Trainer:
             self.store.wait()
 
     def _confirm_save(self, save: _Save, path: Path | None, replay_s: float | None) -> None:
-        """Report a checkpoint's success, or its failure (`path` is None); called by the thread that wrote it.
-        `replay_s`: seconds spent on the replay, None if it was not saved.
+        """Report that a checkpoint is saved, or with `path` None that saving failed. The thread that wrote it calls
+        this. `replay_s` is the time spent on the replay, None if it was not saved.
         """
         if path is None:
             self._failures += 1
@@ -520,15 +532,15 @@ class Trainer:
         self.writer.set_checkpoint_failures(self._failures)
 
     def _not_saved(self, line: str) -> None:
-        """Log a report of the checkpoint store: a failed save, a checkpoint skipped on load, or a file that could not
-        be deleted. Thread-safe.
+        """Log a message of the checkpoint store: about a failed save, a checkpoint skipped on load, or a file that
+        could not be deleted. Thread-safe.
         """
         self._problem = line
         self.say(line, level="warn", code="checkpoint")
 
     def _restore(self, checkpoint: Checkpoint, before: Config) -> str | None:
-        """Load a checkpoint, made with configuration `before`. Returns the reason if returns before and after it are
-        not comparable, else None.
+        """Load a checkpoint that was made with configuration `before`. Returns None, or the reason why returns before
+        and after it are not comparable.
         """
         changes = resuming.task_changes(before, self.config, checkpoint.document.get("environment_code"))
         document, incomparable = self.snapshots.restore(checkpoint, changes)
@@ -544,7 +556,7 @@ class Trainer:
         return incomparable
 
     def _diverged(self, not_finite: NotFinite) -> None:
-        """Save the non-finite state apart from the checkpoints, for a post-mortem, and raise DivergedError; earlier
+        """Save the non-finite state apart from the checkpoints, for a post-mortem, and raise DivergedError. Earlier
         checkpoints stay.
         """
         parameters = self.algo.actor.not_finite()

@@ -38,7 +38,9 @@ _FREE_SHARE = 2 / 3
 
 
 class Footprint(NamedTuple):
-    """Memory of a run in bytes: what it holds from start to end, and the peak that an update adds."""
+    """Memory of a run in bytes: buffers that it holds from start to end, the peak that an update adds, and the replay's
+    part.
+    """
 
     fixed_bytes: int
     update_bytes: int
@@ -51,7 +53,7 @@ class Footprint(NamedTuple):
 
 
 class _Storages(TorchDispatchMode):
-    """Dispatch mode that counts the bytes of live storages created while it is active."""
+    """Torch dispatch mode that counts the bytes of live storages created while it is active."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,6 +68,7 @@ class _Storages(TorchDispatchMode):
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
+        """Add a storage to the count, once, until it is freed."""
         key, size = storage._cdata, storage.nbytes()
         if key in self._known:
             return
@@ -75,13 +78,14 @@ class _Storages(TorchDispatchMode):
         weakref.finalize(storage, self._forget, key, size)
 
     def _forget(self, key: int, size: int) -> None:
+        """Subtract a freed storage from the count."""
         self._known.discard(key)
         self.living_bytes -= size
 
 
 def require_memory(config: Config, device: torch.device, ranks: int = 1) -> None:
-    """Raise MachineError if a run's permanent memory exceeds the free memory of its device. Costs nothing when the run
-    certainly fits.
+    """Check that a run's permanent buffers fit into the free memory of its device. Raises MachineError if they do not.
+    Costs nothing when the run certainly fits.
 
     With several ranks each GPU holds its share of the lanes. A GPU fails at allocation, so only an iteration's traffic
     is checked first there; a CPU allocator promises memory it does not have.
@@ -101,7 +105,7 @@ def require_memory(config: Config, device: torch.device, ranks: int = 1) -> None
 
 
 def estimate(config: Config, *, updates: bool = True) -> Footprint:
-    """Memory footprint of a run on its device, without evaluation and CUDA context. Compiles kernels, which takes
+    """Estimate the memory of a run on its device, without evaluation and CUDA context. Compiles kernels, which takes
     seconds.
 
     Without `updates` only the permanent memory is measured, in about one second.
@@ -116,6 +120,9 @@ def estimate(config: Config, *, updates: bool = True) -> Footprint:
 
 
 def _measure(config: Config, lanes: int, updates: bool = True) -> Footprint:
+    """Measure the memory of a run with `lanes` lanes on the CPU: its buffers, and with `updates` the peak of one
+    iteration.
+    """
     with _Storages() as storages:
         small = building.with_lanes(config, lanes)
         algo = building.build(replace(small, algo=building.estimate(small).trial), "cpu")

@@ -28,19 +28,23 @@ _BETWEEN = ("evaluate", "checkpoint")  # timed sections outside the algorithm's 
 
 
 class NotFinite(NamedTuple):
-    """First iteration with a NaN or infinite value in the algorithm's metrics or in the rollout."""
+    """Report of the first iteration with a NaN or infinite value: its index, the value's place in the rollout (None:
+    not there), and the metrics that are not finite.
+    """
 
     iteration: int
     first: FirstNonFinite | None  # non-finite action, reward or observation
     columns: tuple[str, ...]  # columns of the record that are not finite
 
     def advice(self, config: Any) -> str:
-        """Sentence of advice for the user on this value's likely cause. `config` is an `operant.config.load.Config`."""
+        """Sentence of advice for the user on the likely cause of the non-finite value. `config` is an
+        `operant.config.load.Config`.
+        """
         return advice(config, self.first)
 
 
 def _sections(algo: Algorithm) -> tuple[str, ...]:
-    """Timed sections of an iteration: the algorithm's phases, the parts of a host world's step, evaluation and
+    """Names of an iteration's timed sections: the algorithm's phases, the parts of a host world's step, evaluation and
     checkpoints.
     """
     first, *others = (phase.name for phase in algo.phases)
@@ -48,18 +52,18 @@ def _sections(algo: Algorithm) -> tuple[str, ...]:
 
 
 def _scheduled_keys(algo: Algorithm) -> list[str]:
-    """Configuration keys with a schedule, except those that the algorithm reports as metrics itself."""
+    """Configuration keys with a schedule, except those that the algorithm itself reports as metrics."""
     return [key for key in getattr(algo, "scheduled", {}) if key not in {spec.name for spec in algo.metrics}]
 
 
 def _schedule_metric(key: str) -> str:
-    """Metric name of a scheduled key."""
+    """Name of the metric that records a scheduled configuration key."""
     return f"schedule/{key.removeprefix('env.')}"
 
 
 def specs_for(algo: Algorithm, exchange: Exchange = SOLO, *, first_evaluation: str = "") -> tuple[MetricSpec, ...]:
-    """Metric specs of a run in the order of its metrics file: episodes, evaluation, algorithm, time, memory, ranks,
-    tallies.
+    """Describe the metrics of a run, in the order of its metrics file: episodes, evaluation, algorithm, schedules,
+    time, memory, ranks, tallies.
 
     Counters are sums over a record's iterations; a history that merges records adds them up. `first_evaluation`: text
     of evaluations' charts before the first.
@@ -111,7 +115,7 @@ def specs_for(algo: Algorithm, exchange: Exchange = SOLO, *, first_evaluation: s
 
 
 def _rank_specs(rank: int, exchange: Exchange) -> tuple[MetricSpec, MetricSpec]:
-    """Metric specs of one rank: its memory and its share of time spent in the exchange."""
+    """Describe the two metrics of a rank: its memory, and its share of time spent in the exchange with other ranks."""
     return (
         MetricSpec(f"gpu/{rank}/memory_bytes", f"rank {rank}: memory in use", "bytes", order=BOOKKEEPING + 30),
         MetricSpec(
@@ -124,7 +128,7 @@ def _rank_specs(rank: int, exchange: Exchange) -> tuple[MetricSpec, MetricSpec]:
 
 
 def metrics_for(algo: Algorithm, exchange: Exchange = SOLO) -> list[Metric]:
-    """Columns of a run's metrics file. The algorithm's own metrics must be finite."""
+    """Describe the columns of a run's metrics file. Values of the algorithm's own metrics must be finite."""
     own = {spec.name for spec in algo.metrics}
     specs = specs_for(algo, exchange)
     return [
@@ -134,7 +138,7 @@ def metrics_for(algo: Algorithm, exchange: Exchange = SOLO) -> list[Metric]:
 
 
 class _Pending(NamedTuple):
-    """Copy of the sums to the host that is under way, with the host's values at its start."""
+    """Copy of the metric sums to the host that is under way, with the host's own values at its start."""
 
     step: int
     iterations: int
@@ -144,8 +148,8 @@ class _Pending(NamedTuple):
 
 
 class Meters:
-    """Sums of an algorithm's metrics over iterations, published as records of the metrics file. Call `measure` around
-    each phase and `after` once per iteration.
+    """Accumulator of an algorithm's metrics over iterations, published as records of the metrics file. Call `measure`
+    around each phase and `after` once per iteration.
     """
 
     def __init__(
@@ -192,8 +196,8 @@ class Meters:
     # MEASURE
 
     def measure(self, phase: str, work: Callable[[], Any]) -> Any:
-        """Run `work`, add its duration to the phase, and return its result. Timed by CUDA events for the algorithm's
-        phases on a GPU, else by the host's clock.
+        """Run `work`, add its duration to the section `phase`, and return its result. The algorithm's phases on a GPU
+        are timed by CUDA events, everything else by the host's clock.
         """
         if self._cuda and phase in self._phases:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -208,12 +212,12 @@ class Meters:
         return result
 
     def set_evaluation(self, mean: float, best: float) -> None:
-        """Set the evaluation of the previous session, mean and best return, which the following records repeat."""
+        """Set the newest evaluation's mean and the best mean return, which the following records repeat."""
         self._eval_return, self._best_return = mean, best
 
     def evaluated(self, step: int, mean: float, best: float) -> NotFinite | None:
-        """Publish a record marked as an evaluation with its `mean` and the `best` return, at the step of the evaluated
-        policy. Returns the same as `flush`.
+        """Publish a record marked as an evaluation, with its `mean` and the `best` mean return, at the evaluated
+        policy's `step`. Returns a report of the first non-finite value, None if all are finite.
         """
         not_finite = self._publish_arrived(wait=True)  # of an earlier step
         self.set_evaluation(mean, best)
@@ -225,18 +229,19 @@ class Meters:
         self._unpublished_checkpoint = True
 
     def paused(self, seconds: float) -> None:
-        """Exclude `seconds` of waiting from the training rate."""
+        """Exclude `seconds` of waiting from the training rate (steps/s)."""
         self._since += seconds
 
     def _evaluation(self) -> dict[str, float]:
+        """Columns of the newest evaluation and of the best, by name."""
         return {"eval/return": self._eval_return, "eval/best_return": self._best_return}
 
     # RECORD
 
     def after(self, step: int, *, evaluation_follows: bool = False) -> NotFinite | None:
-        """Add up the metrics of an iteration, and publish a record if one is due, unless `evaluation_follows`, whose
-        record has them too. Called once per iteration with the environment steps so far; returns the first non-finite
-        value as soon as the host knows it, else None.
+        """Add the metrics of an iteration to the sums, and publish a record if one is due. With `evaluation_follows`
+        none is published, because the evaluation's record will have them. `step` is the environment steps so far.
+        Returns a report of the first non-finite value as soon as the host knows it, else None.
         """
         self._accumulate()
         self._iterations += 1
@@ -253,8 +258,8 @@ class Meters:
         return not_finite
 
     def flush(self, step: int) -> NotFinite | None:
-        """Publish the remaining sums and wait for the copy: the last record of a run. Returns the first non-finite
-        value, None if all are finite.
+        """Publish the remaining sums as a record, and wait until they are on the host. Returns a report of the first
+        non-finite value, None if all are finite.
         """
         not_finite = self._publish_arrived(wait=True)
         if self._iterations:
@@ -264,6 +269,9 @@ class Meters:
         return not_finite
 
     def _accumulate_once(self) -> None:
+        """Add the statistics and episode sums of an iteration to the sums on the device, and note the first iteration
+        with a non-finite value.
+        """
         stats = self._algo.stats
         self._totals[self._stats_window].add_(stats)  # not +=, which copies the sum onto itself
         self._totals[self._sums_window].add_(self._episode_sums())
@@ -273,17 +281,21 @@ class Meters:
         torch.where(bad & (self._first_bad < 0), self._iteration, self._first_bad, out=self._first_bad)
 
     def _limit_lead(self) -> None:
+        """Wait, on a GPU, until the host is at most one iteration ahead."""
         if self._cuda:
             self._drain(keep=2)
 
     def _drain(self, keep: int) -> None:
-        """Convert the recorded pairs of CUDA events to seconds of their phase, except the newest `keep`."""
+        """Add the durations of timed phases to their sections, in seconds, waiting for their CUDA events; the newest
+        `keep` stay queued.
+        """
         while len(self._timed) > keep:
             phase, begin, end = self._timed.popleft()
             end.synchronize()  # sync: waits for the iteration before the one just launched
             self._seconds[phase] += begin.elapsed_time(end) / 1e3
 
     def _begin_copy(self, step: int) -> None:
+        """Start copying the sums to the host as the next record, of `step`, and zero them."""
         self._host.copy_(self._totals, non_blocking=True)
         self._host_bad.copy_(self._first_bad, non_blocking=True)
         event = None
@@ -303,6 +315,9 @@ class Meters:
         self._iterations, self._since, self._last_copy = 0, now, now
 
     def _publish_arrived(self, *, wait: bool = False) -> NotFinite | None:
+        """Publish the record whose copy has arrived on the host, or with `wait` once it has. Returns a report of the
+        first non-finite value, None if all are finite or nothing has arrived.
+        """
         pending = self._pending
         if pending is None:
             return None
@@ -326,6 +341,7 @@ class Meters:
         return NotFinite(first_bad, self._nonfinite.located(), columns)
 
     def _publish(self, step: int, values: Mapping[str, float]) -> None:
+        """Write a record to the metrics file, with the flags of an evaluation or checkpoint since the last one."""
         flags = (FLAG_EVAL if self._unpublished_evaluation else 0) | (
             FLAG_CHECKPOINT if self._unpublished_checkpoint else 0
         )
@@ -334,7 +350,9 @@ class Meters:
         self._published_step, self._last_values = step, values
 
     def _values(self, pending: _Pending, totals: list[float]) -> Mapping[str, float]:
-        """Values of a record by column: means over its iterations, sums and means over its episodes."""
+        """Compute the values of a record by column from the sums `totals`: means over iterations, and sums and means
+        over episodes.
+        """
         algo = self._algo
         sums = totals[self._sums_window]
         episodes = sums[EPISODES]

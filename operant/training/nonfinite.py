@@ -26,7 +26,9 @@ _KINDS = ("action", "reward", "observation")
 
 
 class FirstNonFinite(NamedTuple):
-    """Location of the first non-finite value of an iteration."""
+    """Location of the first non-finite value of an iteration's rollout: kind of value, lane and tick, and the number of
+    lanes with one.
+    """
 
     kind: str  # "action" comes from the policy, "reward" and "observation" from the environment
     value: float
@@ -35,8 +37,8 @@ class FirstNonFinite(NamedTuple):
     lanes: int  # number of lanes with a non-finite value in this iteration
 
     def sentence(self, began: int, lanes: int) -> str:
-        """Sentence naming the value, its lane and its step. `began`: environment steps before the iteration; `lanes`:
-        number of lanes of all ranks.
+        """Describe the value, its lane and its environment step in a sentence. `began` is the number of environment
+        steps before the iteration, `lanes` the number of lanes of all ranks.
         """
         what = "the policy's action was" if self.kind == "action" else f"the environment's {self.kind} was"
         others = f" (and in {self.lanes - 1:,} other lanes of {lanes:,} in this iteration)" if self.lanes > 1 else ""
@@ -44,8 +46,8 @@ class FirstNonFinite(NamedTuple):
 
 
 def advice(config: Any, first: FirstNonFinite | None) -> str:
-    """Advice for the user by the origin of `first`, the first non-finite value in the rollout (None: only the update
-    has one). `config` is an `operant.config.load.Config`.
+    """Advise the user on the origin of a non-finite value: `first` is the first in the rollout, None if only the update
+    has one. `config` is an `operant.config.load.Config`.
     """
     if first is not None and first.kind != "action":
         file = config.environment_file
@@ -62,8 +64,8 @@ def advice(config: Any, first: FirstNonFinite | None) -> str:
 
 
 class Checked(NamedTuple):
-    """Buffers of the rollout to be checked, as float32 bit patterns. Integer buffers cannot be non-finite and are
-    passed with 0 rows.
+    """Buffers of the rollout to be checked for NaN and infinity, as float32 bit patterns. Integer buffers, which are
+    always finite, are passed with 0 rows.
     """
 
     action: Any  # (T, A, N) int32
@@ -72,7 +74,9 @@ class Checked(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Output buffers of the check: a flag, and the location. The check is skipped once `first` names an iteration."""
+    """Output buffers of the check for non-finite values: a flag, and codes that locate them. The check is skipped once
+    `first` names an iteration.
+    """
 
     first: Any  # (1) int64, below 0: none yet
     # (T, N) int8, written: 4 kind + 0 for NaN, 1 for +inf, 2 for -inf; kinds are 1 (action), 2, 3
@@ -82,8 +86,8 @@ class Result(NamedTuple):
 
 @device
 def nonfinite_body(i, checked, result, offset):
-    """Record the first non-finite value of sample i = t N + n. Reads all values, last first, so that loads do not wait
-    for each other.
+    """Kernel body: record the first non-finite value of sample i = t N + n (step t, lane n). Reads all values, last
+    first, so that loads do not wait for each other.
     """
     exponent, lanes = int32(EXPONENT), uint32(checked.reward.shape[1])
     if result.first[0] < 0:
@@ -108,7 +112,7 @@ def nonfinite_body(i, checked, result, offset):
 
 class NonFiniteCheck:
     """Check of a rollout for NaN and infinity, on its device. After a non-finite value `any` (1) int32 is 1, and
-    `result` locates it.
+    `located` returns its place.
     """
 
     def __init__(self, rollout: Slot, first: Tensor) -> None:
@@ -134,7 +138,9 @@ class NonFiniteCheck:
             self._kernel(self._code.numel(), self._seen, self._found)
 
     def located(self) -> FirstNonFinite | None:
-        """First non-finite value, ordered by step and then lane; None if there is none."""
+        """Locate the first non-finite value of the checked rollout, by step and then lane; None if there is none. Waits
+        for the device.
+        """
         code = self._code.cpu()  # sync: the run is over
         positions = code.nonzero()
         if not len(positions):

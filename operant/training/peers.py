@@ -46,7 +46,7 @@ log = logging.getLogger("operant")
 
 
 class Lost(NamedTuple):
-    """A rank that has exited or failed, and its message."""
+    """Loss of a rank (process) that has exited or failed: its index, a message, and its exit code (None: unknown)."""
 
     rank: int
     message: str
@@ -54,7 +54,7 @@ class Lost(NamedTuple):
 
 
 class _Wire:
-    """TCP connection between two ranks that carries one JSON object per line."""
+    """Connection between two ranks over TCP that carries one JSON object per line."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -70,7 +70,9 @@ class _Wire:
             self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def read(self) -> list[dict[str, Any]] | None:
-        """Messages received since the last call, at least one, for which it waits; None if the other end has closed."""
+        """Wait for data and return the messages received; a message may still be incomplete, so the list may be empty.
+        None if the other end has closed or sent something invalid.
+        """
         self._silent_s = 0.0
         try:
             data = self.socket.recv(1 << 16)
@@ -86,7 +88,7 @@ class _Wire:
         return messages if all(isinstance(message, dict) for message in messages) else None
 
     def silent_s(self) -> float:
-        """Seconds of silence since `read` was last called, without time in which this process was suspended.
+        """Seconds since data was last received, without time in which this process was suspended.
 
         Call it every tick: each call adds at most two ticks.
         """
@@ -96,13 +98,14 @@ class _Wire:
         return self._silent_s
 
     def close(self) -> None:
+        """Shut down and close the connection."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
 
 
 def _describe_rank(rank: int, hello: Mapping[str, Any]) -> str:
-    """Name of a rank in messages, with its host and process from its first message `hello`."""
+    """Name a rank in messages by its index, process and host, which its first message `hello` contains."""
     return f"rank {rank} (pid {hello.get('pid')} on {hello.get('host')})"
 
 
@@ -110,15 +113,16 @@ def _describe_rank(rank: int, hello: Mapping[str, Any]) -> str:
 
 
 class Leader:
-    """Rank 0's end: connections to the other ranks and a thread that watches them. That thread calls `on_lost` at most
-    once, `on_stop` for each signal.
+    """Rank 0's end of the control connections to the other ranks, with a thread that watches them. The thread calls
+    `on_lost` at most once, and `on_stop` for each signal that another rank received.
     """
 
     def __init__(
         self, folder: Path, ranks: int, *, versions: Mapping[str, str], timeout_s: float, multi_node: bool = False
     ) -> None:
-        """`multi_node`: listen on all interfaces, else on this machine only. `versions` must be equal on all ranks; a
-        connection is lost after `timeout_s` of silence. Raises MachineError if no port can be opened.
+        """Listen for the other ranks: on all interfaces with `multi_node`, else on this machine only. `versions` must
+        be equal on all ranks; a connection is lost after `timeout_s` of silence. Raises MachineError if no port can be
+        opened.
         """
         self.ranks, self._versions, self.timeout_s = ranks, dict(versions), timeout_s
         self.on_lost: Callable[[Lost], None] = lambda lost: None
@@ -168,13 +172,13 @@ class Leader:
             )
 
     def command(self, do: str, **fields: Any) -> None:
-        """Send the command `do` with its fields to all other ranks."""
+        """Send the command named `do`, with its fields, to all other ranks."""
         for wire in tuple(self._wires.values()):
             wire.send(do=do, **fields)
 
     def end(self, cause: str | None = None, code: int = 1, goodbye_s: float = GOODBYE_S) -> None:
-        """End the other ranks, with `cause` and exit code `code` if the work is not done. Returns once they have
-        exited, or after `goodbye_s` seconds.
+        """Tell the other ranks to exit: because the work is done, or with a `cause` and exit code `code`. Returns once
+        they have closed their connections, or after `goodbye_s` seconds.
         """
         self._closing = True
         for wire in tuple(self._wires.values()):
@@ -190,7 +194,9 @@ class Leader:
         self._file.unlink(missing_ok=True)
 
     def _watch(self) -> None:
-        """Body of the watching thread. An error in it ends the run, because a lost rank would no longer be noticed."""
+        """Watch the other ranks until the end; body of the watching thread. An error in it ends the run, because a lost
+        rank would no longer be noticed.
+        """
         try:
             self._watch_ranks()
         except Exception as error:
@@ -198,6 +204,7 @@ class Leader:
             self._report_lost(None, f"rank 0 can no longer watch the other ranks ({type(error).__name__}: {error})", 1)
 
     def _watch_ranks(self) -> None:
+        """Accept connections, handle messages, send heartbeats, and report ranks that are silent for too long."""
         said_s = 0.0
         while not self._over:
             for key, _ in self._selector.select(_TICK_S):
@@ -217,6 +224,7 @@ class Leader:
                 self._refuse(wire)
 
     def _accept(self) -> None:
+        """Accept a connection, which has not identified itself as a rank yet."""
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
             connection.settimeout(None)
@@ -235,8 +243,8 @@ class Leader:
         wire.close()
 
     def _handle(self, wire: _Wire) -> None:
-        """Read a connection: admit a new rank, store the metrics of a heartbeat, pass on a stop, or report the rank
-        lost.
+        """Read a connection: admit a new rank, store the metrics of a heartbeat, pass on a stop signal, or report the
+        rank lost.
         """
         messages = wire.read()
         if messages is None and wire.rank < 0:
@@ -260,8 +268,8 @@ class Leader:
                 self._report_lost(wire, f"{wire.name}: {message['failed']}", runs.integer_of(message, "code"))
 
     def _admit(self, wire: _Wire, hello: Mapping[str, Any]) -> None:
-        """Authenticate a connection by the token in its first message `hello`, and admit its rank, or refuse it with
-        the reason.
+        """Authenticate a connection by the token in its first message `hello`, and admit it as a rank. Otherwise refuse
+        it, with the reason if the token is right.
         """
         rank, token = hello.get("rank"), str(hello.get("token")).encode(errors="replace")
         if (
@@ -295,8 +303,8 @@ class Leader:
             self._joined.set()
 
     def _report_lost(self, wire: _Wire | None, message: str, code: int | None = None) -> None:
-        """End all other ranks with `message` and `code`, and call `on_lost` with the rank of `wire` (None: rank 0
-        itself fails), at most once.
+        """End all other ranks with `message` and exit code `code`, and call `on_lost`, at most once. `wire` is the lost
+        rank's connection, None if rank 0 itself fails.
         """
         if self._closing:
             return
@@ -308,7 +316,7 @@ class Leader:
 
 
 def _addresses() -> list[str]:
-    """Addresses by which other hosts may reach this one."""
+    """Addresses at which other hosts may reach this one, the most likely first."""
     addresses = []
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing: yields the source address of the outward route
@@ -320,8 +328,8 @@ def _addresses() -> list[str]:
 
 
 class Follower:
-    """Connection of another rank to rank 0, whose commands it receives. The listening thread calls `on_lost` at most
-    once, when rank 0 is gone.
+    """Another rank's end of the control connection to rank 0, whose commands it receives. Its thread calls `on_lost` at
+    most once, when rank 0 is gone.
     """
 
     def __init__(
@@ -335,8 +343,8 @@ class Follower:
         on_lost: Callable[[Lost], None],
         parent: int | None = None,
     ) -> None:
-        """Connect to rank 0 and wait to be admitted, or until the parent process `parent` has exited. Raises
-        MachineError with rank 0's reason, or if it is not found within `join_s`.
+        """Connect to rank 0 and wait to be admitted, as long as the parent process `parent` lives. Raises MachineError
+        if rank 0 refuses, or is not found within `join_s` seconds.
         """
         self.timeout_s, self._commands = TIMEOUT_S, queue.SimpleQueue[dict[str, Any]]()
         self.on_lost = on_lost
@@ -354,11 +362,11 @@ class Follower:
             thread.start()
 
     def receive(self) -> dict[str, Any]:
-        """Wait for rank 0's next command, and return its fields; `do` is its name."""
+        """Wait for rank 0's next command and return its fields; `do` is its name."""
         return self._commands.get()
 
     def ask_stop(self, name: str) -> None:
-        """Report to rank 0 the signal `name`, which requests a stop of the run."""
+        """Report a signal by `name` to rank 0, which then stops the run."""
         self._wire.send(stop=name)
 
     def fail(self, message: str, code: int) -> None:
@@ -381,6 +389,7 @@ class Follower:
             self._report_lost(f"this rank can no longer watch rank 0 ({type(error).__name__}: {error})")
 
     def _listen(self) -> None:
+        """Handle messages of rank 0 until the connection closes."""
         while not self._over:
             messages = self._wire.read()
             if messages is None:
@@ -390,13 +399,16 @@ class Follower:
                 self._handle(message)
 
     def _handle(self, message: Mapping[str, Any]) -> None:
-        """Handle a message of rank 0: a command is queued, an end with a cause reported as loss of rank 0."""
+        """Handle a message of rank 0: queue a command, or report rank 0 lost if the message ends the run with a
+        cause.
+        """
         if "do" in message:
             self._commands.put(dict(message))
         elif "over" in message:
             self._report_lost(str(message["over"]), message.get("code"))
 
     def _beat(self) -> None:
+        """Send heartbeats with this rank's metrics, and report rank 0 lost if it is silent for too long."""
         said_s = 0.0
         while not self._over:
             time.sleep(_TICK_S)
@@ -407,15 +419,16 @@ class Follower:
                 self._report_lost(f"rank 0 has not answered for {self.timeout_s:g} s (run.peer_timeout)")
 
     def _report_lost(self, message: str, code: int | None = None) -> None:
-        """Call `on_lost` with the cause of the loss of rank 0, at most once."""
+        """Call `on_lost` with the cause and exit code of the loss of rank 0, at most once."""
         if not self._over:
             self._over = True
             self.on_lost(Lost(0, message, code))
 
 
 def _connect(folder: Path, hello: Mapping[str, Any], join_s: float, parent: int) -> tuple[_Wire, list[dict[str, Any]]]:
-    """Connect to rank 0 and wait for admission. Returns the connection and the messages received after admission.
-    Raises MachineError after `join_s` seconds, or with rank 0's refusal.
+    """Connect to rank 0 at the address in the run folder and wait for admission. Returns the connection and the
+    messages received after admission. Raises MachineError after `join_s` seconds, or with rank 0's reason if it
+    refuses.
     """
     deadline_s, has_address = time.monotonic() + join_s, False
     while time.monotonic() < deadline_s and os.getppid() == parent:

@@ -26,8 +26,8 @@ _UNSOUND = OperantError.exit_code, DeviceError.exit_code
 
 
 def _train_run(folder: Path, resume: str | None, trusted: bool, own_log: int) -> int:
-    """Train the run of a folder with its log.txt as stdout and stderr, and return the exit code. `own_log` is the
-    descriptor of this process's own stderr; `trusted`: code in the run folder may run.
+    """Train the run of a folder, with its log.txt as stdout and stderr, and return the exit code. `own_log` is the
+    descriptor of this process's stderr, restored afterwards; `trusted` allows code in the run folder to run.
     """
     try:
         descriptor = launch.open_log(folder)
@@ -48,14 +48,15 @@ def _train_run(folder: Path, resume: str | None, trusted: bool, own_log: int) ->
 
 
 def _was_stopped_early(folder: Path, code: int) -> bool:
-    """Whether a run that ended with exit code `code` was stopped before its first iteration: its document (run.json)
-    then names no process (`worker.train`).
+    """Whether a run with exit code `code` was stopped before its first iteration: then its document (run.json) names no
+    process.
     """
     return code == StoppedError.exit_code and runs.integer_of(runs.read_json(folder / "run.json"), "pid") is None
 
 
 def _release_memory() -> None:
-    """Release the run's tensors, graphs and files, which are in reference cycles: the next run may need all GPU memory.
+    """Free the finished run's tensors, graphs and files, which are in reference cycles: the next run may need all GPU
+    memory. Surviving objects (modules, compiled kernels) are frozen, so that later collections skip them.
 
     Surviving objects (modules, compiled kernels) are frozen, so that later collections skip them.
     """
@@ -66,7 +67,9 @@ def _release_memory() -> None:
 
 
 def main() -> None:
-    """Train the runs named on stdin until it ends."""
+    """Train the runs named on stdin, one line each, until stdin ends or the process may be unsound; answer with exit
+    codes on stdout.
+    """
     answers, own_log = os.dup(1), os.dup(2)
     os.dup2(2, 1)
     worker.write_log()

@@ -27,7 +27,7 @@ JOIN_S = 120.0
 
 
 class Placement(NamedTuple):
-    """Rank of this process among the ranks of its run and of its host."""
+    """Position of this process among the ranks (processes) of its run and of its host."""
 
     rank: int
     ranks: int
@@ -45,8 +45,8 @@ SINGLE = Placement(0, 1, 0, 1)
 
 
 def placement(environment: Mapping[str, str]) -> Placement:
-    """Rank of this process according to the variables of its launcher (torchrun or srun); `SINGLE` without one. Raises
-    UsageError for an unsupported number of ranks or a malformed variable.
+    """Read this process's rank from the environment variables of its launcher (torchrun or srun); `SINGLE` without one.
+    Raises UsageError for an unsupported number of ranks or a malformed variable.
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
         names, launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), "torchrun"
@@ -71,8 +71,8 @@ def placement(environment: Mapping[str, str]) -> Placement:
 
 
 def require_first_start(folder: Path, document: Mapping[str, object], environment: Mapping[str, str]) -> None:
-    """Raise UsageError if a launcher restarts the ranks of a run that has already trained, which would begin the run
-    again.
+    """Check that a launcher starts the ranks of a run for the first time. Raises UsageError if it restarts a run that
+    has already trained, which would begin again.
     """
     restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     if restarts not in ("", "0") or document.get("session"):
@@ -87,7 +87,9 @@ def require_first_start(folder: Path, document: Mapping[str, object], environmen
 
 
 def resume_advice(folder: Path) -> str:
-    """Advice after the end of a run of several ranks: the command that resumes it."""
+    """Advise the user, after the end of a run of several ranks, how to continue: the command that resumes it, or a new
+    run.
+    """
     if _resumes(folder):
         return f"To continue from the last checkpoint: operant resume {folder.name}"
     return "It has no checkpoint to continue from: start a new run"
@@ -99,7 +101,7 @@ def _resumes(folder: Path) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """Package versions that must be equal on all ranks."""
+    """Installed versions of the packages that must be equal on all ranks, by name."""
     installed = {"operant": __version__}
     for name in ("torch", "numba", "numpy", "triton"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -113,9 +115,9 @@ def versions() -> dict[str, str]:
 def assign_gpus(
     run: Any, this: Placement, visible: int, *, resume: bool
 ) -> tuple[Placement, tuple[int, ...], str | None]:
-    """Rank of this process, GPU indices of this host's ranks in order (empty: `run.device` decides), and a note for the
-    log or None. `run` is the section [run], `visible` the number of GPUs. Raises ConfigError and MachineError if the
-    requested ranks are not possible.
+    """Choose the GPUs of a run's ranks. Returns this process's placement, the GPU indices of this host's ranks in order
+    (empty: `run.device` decides), and a note for the log or None. `run` is the section [run], `visible` the number of
+    GPUs. Raises ConfigError or MachineError if the requested ranks are impossible.
 
     `resume`: the run has trained before, so a GPU that is missing is noted rather than refused.
     """
@@ -165,8 +167,8 @@ def assign_gpus(
 
 
 def resolve_device(run: Any, this: Placement, *, resume: bool) -> tuple[Placement, str, str | None]:
-    """Rank of this process, its device name, and a note for the log or None. Arguments (`resume`: the run has trained
-    before) and errors are those of `assign_gpus`.
+    """Choose the device of this process: returns its placement, the device's name, and a note for the log or None.
+    Arguments and errors are those of `assign_gpus`.
     """
     import torch
 
@@ -177,17 +179,19 @@ def resolve_device(run: Any, this: Placement, *, resume: bool) -> tuple[Placemen
 
 
 def resume_keys(run: Any, this: Placement, device: torch.device) -> dict[str, Any]:
-    """Keys of section [run] by which a resume selects the same number of ranks."""
+    """Values of keys in section [run] with which a resume will use the same number of ranks."""
     if this.ranks > 1 and device.type == "cuda":
         return {"gpus": run.gpus or this.ranks, "ranks": 1, "device": "auto"}
     return {"ranks": this.ranks, "device": "auto" if run.gpus else str(device)}
 
 
 def _count(gpus: int | str | Sequence[int], visible: int) -> int:
+    """Number of GPUs that `run.gpus` requests, of `visible` ones."""
     return len(gpus) if isinstance(gpus, list) else visible if gpus == "all" else int(gpus)  # type: ignore[arg-type]
 
 
 def _plain(gpus: object) -> str:
+    """Format the value of `run.gpus` without spaces, as on a command line."""
     return str(gpus).replace(" ", "")
 
 
@@ -199,12 +203,12 @@ ADDRESS_FILE = "ranks.json"
 
 
 class LocalRanks:
-    """Processes of ranks 1 to W - 1 on rank 0's own machine, started before rank 0's heavy imports, so that all import
-    in parallel.
+    """Processes of ranks 1 to W - 1 on rank 0's own machine. They are started before rank 0's heavy imports, so that
+    all import in parallel.
     """
 
     def __init__(self, command: Sequence[str], folder: Path, ranks: int) -> None:
-        """`command` is extended by --rank R --ranks W. Output of rank R goes to log.R.txt."""
+        """Start the processes by `command`, extended by --rank R --ranks W. Output of rank R goes to log.R.txt."""
         self.ranks, self._processes = ranks, dict[int, subprocess.Popen[bytes]]()
         if ranks > 1:
             (folder / ADDRESS_FILE).unlink(missing_ok=True)  # left behind by a killed session
@@ -216,14 +220,14 @@ class LocalRanks:
                 )
 
     def ended(self) -> tuple[int, str] | None:
-        """First rank whose process has exited, and its exit in words; None while all run."""
+        """Find a rank whose process has exited: its index and a description of the exit. None while all run."""
         return next(
             ((rank, self.exit_text(rank)) for rank, process in self._processes.items() if process.poll() is not None),
             None,
         )
 
     def exit_text(self, rank: int) -> str:
-        """Exit of a rank's process in words, such as its exit code; "" while it runs, or if it is not a child of this
+        """Describe how a rank's process exited, such as by its exit code; "" if it still runs or is not a child of this
         process.
         """
         process = self._processes.get(rank)
@@ -235,7 +239,7 @@ class LocalRanks:
         return ""
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Wait for the processes until the timeout, then kill the rest."""
+        """Wait up to `timeout_s` seconds for the processes to exit, then kill the rest."""
         deadline_s = time.monotonic() + timeout_s
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):

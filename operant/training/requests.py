@@ -34,7 +34,9 @@ _LAST_WORD_S = 1.0
 
 
 class Stop(NamedTuple):
-    """Origin of a stop: number of a signal (0 for a request), and the name of the signal or of the person."""
+    """Request to end the run: the number of the signal (0: not a signal) and the name of the signal or of the
+    person.
+    """
 
     number: int
     by: str
@@ -61,6 +63,7 @@ class SignalThread:
         self._thread.join()
 
     def _listen(self) -> None:
+        """Call `on_signal` for each signal number that arrives, until the pipe closes."""
         with open(self._source, "rb", buffering=0) as source:
             while numbers := source.read(64):
                 for number in numbers:
@@ -69,7 +72,9 @@ class SignalThread:
 
 @functools.cache
 def _disable_in_children() -> None:
-    """Disable the signals' wakeup descriptor in forked children; registered once per process."""
+    """Disable the wakeup descriptor of signals in forked children, which would write to this process's pipe. Registered
+    once per process.
+    """
 
     def disable() -> None:
         with contextlib.suppress(ValueError):
@@ -124,12 +129,15 @@ class Requests:
 
     def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
         # An interrupted import of a C extension may surface as ImportError or worse.
+        """Raise StoppedError if a stop interrupted the block before training began, in place of the error that it
+        caused.
+        """
         if self.stop is not None and error is not None and (self._starting or isinstance(error, SystemExit)):
             raise StoppedError(f"stopped by {self.stop.by} before the first iteration, with nothing to save") from None
 
     def begin(self) -> None:
-        """Mark the beginning of training: from now on a stop waits for the loop. Raises SystemExit if one is
-        pending.
+        """Mark the beginning of training: from now on a stop waits for the end of an iteration. Raises SystemExit if a
+        stop is already pending.
         """
         self._starting = False
         if self.stop is not None:  # the SystemExit was lost in a callback from C
@@ -137,7 +145,9 @@ class Requests:
 
     @contextlib.contextmanager
     def deferring_stops(self) -> Iterator[None]:
-        """Defer stops during an import: an interrupted import leaves partial modules behind, or aborts the process."""
+        """Context of an import, during which a stop does not interrupt: an interrupted import leaves partial modules
+        behind or aborts the process. Raises SystemExit at its end if a stop is pending.
+        """
         self._deferred = True
         try:
             yield
@@ -147,7 +157,7 @@ class Requests:
             sys.exit(StoppedError.exit_code)
 
     def restore(self) -> None:
-        """Restore the previous signal handlers, and release the trainer, in a process that continues after the run."""
+        """Restore the previous signal handlers and release the trainer, in a process that continues after the run."""
         self.reporter = None
         if self._signals is not None:
             self._signals.close()
@@ -158,16 +168,18 @@ class Requests:
         faulthandler.unregister(signal.SIGUSR2)
 
     def _on_stop(self, number: int, frame: object) -> None:
+        """Handle SIGTERM or SIGINT in the main thread: request a stop, and before training begins raise SystemExit."""
         self.ask_stop(Stop(number, signal.Signals(number).name))
         if self._starting and not self._deferred:
             sys.exit(StoppedError.exit_code)  # libraries do not catch SystemExit as an error of their own
 
     def _on_checkpoint(self, number: int, frame: object) -> None:
+        """Handle SIGUSR1 in the main thread: request a checkpoint."""
         self.checkpoint = True
 
     def _on_signal(self, number: int) -> None:
-        """Register a signal at once: the first stop is announced, a second Ctrl-C exits the process. Called by the
-        signal thread, possibly long before the main thread's handler.
+        """Record a signal at once: announce the first stop, and exit the process on a second Ctrl-C. The signal thread
+        calls it, possibly long before the main thread's handler runs.
         """
         if number not in (signal.SIGTERM, signal.SIGINT):
             return
@@ -192,6 +204,7 @@ class Requests:
             )
 
     def _give_up(self) -> None:
+        """Exit the process if training has not begun yet: a stop could not interrupt it in time."""
         if self._starting:
             self._leave(StoppedError.exit_code)
 
@@ -199,7 +212,7 @@ class Requests:
 
     @property
     def began(self) -> bool:
-        """Whether training has begun (`begin`)."""
+        """Whether training has begun, that is, `begin` was called."""
         return not self._starting
 
     @property
@@ -208,13 +221,13 @@ class Requests:
         return self.checkpoint or self.stop is not None or self.paused_by is not None
 
     def ask_stop(self, stop: Stop) -> None:
-        """Request the end of the run; of several the first counts. Thread- and signal-safe."""
+        """Request the end of the run. If a stop is already requested, that one counts. Thread- and signal-safe."""
         if self.stop is None:
             self.stop = stop
 
     def ask(self, request: Request) -> str:
-        """Register a request that the loop completes later. Returns a sentence for the requester. Called by the request
-        thread only.
+        """Register a request, which the loop completes later, and return a sentence for the person who made it. The
+        request thread calls it.
         """
         with self._lock:
             self._unanswered.setdefault(request.verb, []).append(request)
@@ -235,6 +248,7 @@ class Requests:
         return "resumes"
 
     def _leave(self, code: int) -> None:
+        """Exit the process at once with `code`, after announcing it if that takes less than a second."""
         deadline = _later(_LAST_WORD_S, lambda: os._exit(code))  # a blocked terminal or disk must not delay the exit
         if self.reporter is not None:
             self.reporter.announce_exit(code)
@@ -244,31 +258,34 @@ class Requests:
     # ANSWERING
 
     def take(self, verb: str) -> list[Request]:
-        """Remove and return all requests of a verb ("checkpoint", "pause", ...); the caller answers them with
+        """Remove and return all pending requests of a verb ("checkpoint", "pause", ...). The caller answers them with
         `answer_all`.
         """
         with self._lock:
             return self._unanswered.pop(verb, [])
 
     def answer_all(self, requests: Iterable[Request], result: str, text: str) -> None:
-        """Answer removed requests with a `result` of control.RESULTS and the sentence `text`. Thread-safe; another
-        thread writes the answers to disk.
+        """Answer requests, which were removed by `take`, with a `result` of control.RESULTS and the sentence `text`.
+        Thread-safe; the request thread writes the answers to disk.
         """
         self._answers.extend((request, result, text) for request in requests)
         self.answered.set()
 
     def answer(self, verb: str, result: str, text: str) -> None:
-        """Answer all pending requests of a verb with a `result` of control.RESULTS and the sentence `text`."""
+        """Answer all pending requests of a verb ("stop", "pause", ...) with a `result` of control.RESULTS and the
+        sentence `text`.
+        """
         self.answer_all(self.take(verb), result, text)
 
     def take_answer(self) -> tuple[Request, str, str] | None:
-        """Remove and return the next answer to write to disk: request, result, sentence. None if there is none."""
+        """Remove and return the next answer to write to disk (request, result, sentence), None if there is none."""
         with contextlib.suppress(IndexError):
             return self._answers.popleft()
         return None
 
 
 def _later(seconds: float, act: Callable[[], object]) -> threading.Timer:
+    """Start a daemon timer that calls `act` after `seconds`; returns it."""
     timer = threading.Timer(seconds, act)
     timer.daemon = True
     timer.start()
@@ -276,7 +293,7 @@ def _later(seconds: float, act: Callable[[], object]) -> threading.Timer:
 
 
 class Reporter(Protocol):
-    """Interface of a trainer to its log, events and state."""
+    """Interface through which the request threads reach the trainer's log, events and state."""
 
     def say(self, text: str, *, level: str = "info", code: str = "note") -> None:
         """Write a line to the log and to the run's events."""
@@ -285,20 +302,22 @@ class Reporter(Protocol):
         """Announce that the run stops after its current iteration."""
 
     def announce_exit(self, exit_code: int) -> None:
-        """Announce that the process exits immediately, without a checkpoint."""
+        """Announce that the process exits immediately with this code, without a checkpoint."""
 
     def watch(self, mode: str, size: int, until_s: float) -> None:
-        """Request live frames until `until_s` (`time.monotonic`): `mode` is "greedy" or "sampled", `size` the pixels a
-        side.
+        """Request live frames until `until_s` (`time.monotonic`): `mode` is "greedy" or "sampled", `size` the side in
+        pixels.
         """
 
     def acknowledge(self, sequence: int, result: int) -> None:
-        """Publish the `result` (a code of `control`) of request number `sequence` in the metrics file."""
+        """Publish the outcome of request number `sequence` in the metrics file; `result` is an index into
+        `control.RESULTS`.
+        """
 
 
 class RequestThread:
-    """Thread that accepts request files from `inbox` and writes their answers while the loop is busy. It is separate
-    from the heartbeat, which must not wait for a disk.
+    """Thread that accepts request files from `inbox` and writes their answers while the loop is busy. The heartbeat has
+    another thread, because it must not wait for a disk.
     """
 
     def __init__(self, inbox: Inbox, requests: Requests, reporter: Reporter) -> None:
@@ -312,7 +331,7 @@ class RequestThread:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Answer the remaining requests and stop the thread."""
+        """Stop the thread, refuse the remaining requests, and write the last answers."""
         self._over = True
         self._requests.answered.set()
         self._thread.join()
@@ -322,6 +341,7 @@ class RequestThread:
         self._write_answers()
 
     def _run(self) -> None:
+        """Accept requests and write answers until the end; body of the thread."""
         while not self._over:
             self._requests.answered.wait(_LOOK_S)
             self._requests.answered.clear()
@@ -330,6 +350,7 @@ class RequestThread:
             self._write_answers()
 
     def _accept(self, request: Request) -> None:
+        """Accept a request: forward a viewer's request for frames, register any other and acknowledge it."""
         if request.verb == "watch":
             self._reporter.watch(
                 request.arguments["mode"],
@@ -346,6 +367,7 @@ class RequestThread:
         self._reporter.say(f"{request.verb} asked for by {request.by}", code="control")
 
     def _write_answers(self) -> None:
+        """Write the answers given so far to the request files, and acknowledge the newest request."""
         while (answer := self._requests.take_answer()) is not None:
             request, result, text = answer
             self._inbox.settle(request, result, text)
@@ -354,7 +376,7 @@ class RequestThread:
 
 
 class Heartbeat:
-    """Thread that calls `beat` four times a second, which records that the process is alive."""
+    """Thread that calls `beat` four times a second while its context lasts, to record that the process is alive."""
 
     def __init__(self, beat: Callable[[], None]) -> None:
         self._beat, self._over = beat, threading.Event()

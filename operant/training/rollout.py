@@ -11,7 +11,7 @@ from operant.worlds import Slot, World
 
 
 class Rollout:
-    """Lanes of a world, stepped by an actor over fixed buffers, so that a CUDA graph can capture a step.
+    """Stepping of a world's lanes by an actor over fixed buffers, so that a CUDA graph can capture a step.
 
     `steps` is the largest number of steps between two calls of `draw`. `slot` holds the buffers of one step
     (observation, action, reward, ...); by default new ones.
@@ -35,8 +35,8 @@ class Rollout:
 
     @torch.no_grad()
     def choose(self, t: int = 0, *, greedy: bool) -> torch.Tensor:
-        """Write the actions (A, N) of every lane to the slot and return them: with `greedy` the policy's mode, else
-        sampled with the noise of step t since `draw`.
+        """Choose the actions of every lane, (A, N), write them to the slot and return them. With `greedy` they are the
+        policy's mode, else sampled with the noise of step t since `draw`.
         """
         slot = self.slot
         if self._state:  # recurrent state does not cross episodes
@@ -50,8 +50,8 @@ class Rollout:
         return slot.action
 
     def step(self, t: int = 0, *, greedy: bool) -> None:
-        """Choose actions and step every lane, t steps after the last `World.advance`, which the caller calls. With
-        `greedy` the actions are the policy's mode, else sampled.
+        """Choose actions and step every lane. `t` is the number of steps since the last `World.advance`, which the
+        caller calls. With `greedy` the actions are the policy's mode, else sampled.
         """
         self.choose(t, greedy=greedy)
         self.world.step(self._bound, t)

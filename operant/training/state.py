@@ -30,8 +30,8 @@ _ENVIRONMENTS_OWN = "world/state"
 
 
 class Snapshots:
-    """Saves and loads the checkpoints of one session. Each holds its configuration, and names the task since which its
-    returns are comparable.
+    """Saver and loader of the checkpoints of one session. Each checkpoint records its configuration, and the session
+    since which returns are comparable.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class Snapshots:
         environment_code: str | None,
         saves: Literal["auto"] | bool = "auto",
     ) -> None:
-        """`config` is the text of the configuration file to store in a checkpoint's folder, `environment_code` the hash
-        of the user's environment file, `saves` the value of `checkpoint.replay`.
+        """`config` is the text of the configuration file stored with each checkpoint, `environment_code` the hash of
+        the user's environment file, `saves` the value of `checkpoint.replay`.
         """
         self._algo, self._store, self._session, self._config, self._group = algo, store, session, config, group
         self._task: dict[str, Any] = {"task": session, "environment_code": environment_code}
@@ -68,7 +68,7 @@ class Snapshots:
 
     @property
     def replay_size(self) -> str | None:
-        """Size and location of the replay buffer in words; None if the algorithm has none."""
+        """Describe the size and location of the replay buffer; None if the algorithm has none."""
         from operant.text import size
 
         if not self.replay_bytes:
@@ -78,7 +78,9 @@ class Snapshots:
         )
 
     def _decide_replay(self, replay: Literal["auto"] | bool) -> bool:
-        """Whether the replay is saved with checkpoints; adds a note for the log if it is not."""
+        """Whether the replay is saved with checkpoints, by the value of `checkpoint.replay` and its size. Adds a note
+        for the log if it is not.
+        """
         from operant.text import size
 
         if replay is True or not self.replay_bytes:
@@ -100,7 +102,7 @@ class Snapshots:
 
     @property
     def cost_s(self) -> float:
-        """Seconds of the last save, without its replay."""
+        """Seconds that the last save took, without its replay."""
         return self._copied_s + self._store.write_s
 
     def save(
@@ -112,8 +114,8 @@ class Snapshots:
         last: bool = False,
         done: Callable[[Path | None, float | None], None],
     ) -> None:
-        """Start saving the current state. A thread then calls `done` with the checkpoint's folder (None: the save
-        failed) and the seconds spent on the replay (None: not saved).
+        """Start saving the current state as the checkpoint of `step`. A thread calls `done` at the end with the
+        checkpoint's folder (None: the save failed) and the seconds spent on the replay (None: not saved).
 
         `best`: also keep it as the best checkpoint. `last`: the checkpoint may be the session's last, or was requested.
         """
@@ -147,13 +149,15 @@ class Snapshots:
         )
 
     def _is_time(self) -> bool:
-        """Whether a replay may be saved now: training waits for it, which may cost at most a twentieth of the time
+        """Whether a replay may be saved now. Training waits for it, which may cost at most a twentieth of the time
         since the last save.
         """
         return self._every_time or self._paused_s <= AUTO_TIME_SHARE * (time.monotonic() - self._saved_s)
 
     def _whole_replay(self) -> Mapping[str, Tensor]:
-        """Replay tensors by name: the algorithm's own with one rank, copies of all ranks' on the CPU with several."""
+        """Return the replay's tensors by name: with one rank the algorithm's own, with several CPU copies that contain
+        all ranks' lanes.
+        """
         own = replay_tensors(self._algo)
         return (
             own
@@ -162,8 +166,8 @@ class Snapshots:
         )
 
     def restore(self, checkpoint: Checkpoint, task_changes: Sequence[str]) -> tuple[dict[str, Any], str | None]:
-        """Load a checkpoint. Returns its document, and the reason if its best return is not comparable with later ones,
-        else None. Raises the errors of the module's `restore`.
+        """Load a checkpoint. Returns its document, and None or the reason why its best return is not comparable with
+        later ones. Raises ConfigError if tensors do not fit, BadFileError if they are not finite.
 
         `task_changes` are reasons for that found by comparing configurations.
         """
@@ -189,7 +193,9 @@ class Snapshots:
 
 
 def replay_tensors(algo: Algorithm) -> dict[str, Tensor]:
-    """Tensors of tier "all" that are not in tier "train": the replay, which can be collected again."""
+    """Tensors of the replay by name: those of tier "all" that are not in tier "train", because they can be collected
+    again.
+    """
     needed = algo.state("train")
     return {name: tensor for name, tensor in algo.state("all").items() if name not in needed}
 
@@ -197,8 +203,7 @@ def replay_tensors(algo: Algorithm) -> dict[str, Tensor]:
 def restore_replay(
     algo: Algorithm, checkpoint: Checkpoint, store: Store, exchange: Exchange, reset_reason: str | None
 ) -> str | None:
-    """Load the replay saved with a checkpoint. Returns None, or the reason if it stays empty; all ranks load it or
-    none.
+    """Load the replay saved with a checkpoint, on all ranks or on none. Returns None, or the reason why it stays empty.
 
     `reset_reason` is the result of `restore`. Transitions of an environment whose state has changed are not loaded.
     """
@@ -220,14 +225,14 @@ def restore_replay(
 
 
 def must_be_finite(algo: Algorithm) -> list[str]:
-    """Names of the tensors that make a checkpoint unusable if they hold NaN or infinity."""
+    """Names of the tensors whose NaN or infinity makes a checkpoint unusable."""
     return [name for name in algo.state("train") if name != _ENVIRONMENTS_OWN]
 
 
 def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) -> str | None:
-    """Load a checkpoint's tensors into an algorithm except its replay; with several ranks each loads its own lanes.
-    Returns None if episodes continue, else the reason why the lanes must be reset by `algo.start`: their state is not
-    saved, or does not match.
+    """Load a checkpoint's tensors, except its replay, into an algorithm; with several ranks each loads its own lanes.
+    Returns None if episodes continue, else the reason why `algo.start` must reset the lanes: their state is not saved,
+    or does not match.
 
     Raises ConfigError if other tensors do not fit and BadFileError if they are not finite; nothing is loaded then.
     """
@@ -277,8 +282,8 @@ def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) 
 
 
 def resume(algo: Algorithm, checkpoints: Path, run_uuid: str, step: int, exchange: Exchange) -> None:
-    """Load the checkpoint of `step`, chosen by rank 0, on another rank: its own lanes. Raises the errors of
-    `restore`.
+    """Load the checkpoint of `step` on a rank other than 0, which loads its own lanes. Rank 0 has chosen the step.
+    Raises ConfigError if tensors do not fit, BadFileError if they are not finite.
     """
     store = Store(checkpoints, run_uuid=run_uuid, report=lambda line: None)
     checkpoint = store.load(step)

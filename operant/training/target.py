@@ -32,14 +32,16 @@ _TWO_MEANS = math.sqrt(2.0)
 
 
 class Outcome(NamedTuple):
-    """Evaluation of a run; with a target that it seemed to reach, also its confirmation and the verdict."""
+    """Result of an evaluation during a run. If it seemed to reach the target, `evaluation` is the confirmation with
+    fresh episodes, and `first` the one that triggered it.
+    """
 
     evaluation: Evaluation  # of the confirmation if there was one: unbiased by selection
     first: Evaluation | None = None  # the evaluation to be confirmed
     reached: bool = False
 
     def document(self, target: float | None) -> dict[str, Any]:
-        """Fields of this evaluation's line in evaluations.jsonl; a confirmation also records the evaluation it
+        """Fields of this evaluation's line in evaluations.jsonl; a confirmation also records the evaluation that it
         confirms.
         """
         fields: dict[str, Any] = self.evaluation._asdict()
@@ -53,7 +55,7 @@ class Outcome(NamedTuple):
 
 
 class TargetEvaluator:
-    """Evaluations of a run, each confirmed if it reaches the run's target."""
+    """Evaluator during a run, which confirms each evaluation that reaches the run's target by fresh episodes."""
 
     def __init__(self, actor: Actor, config: Config) -> None:
         self._actor, self._config, self._target = actor, config, config.run.target
@@ -64,8 +66,8 @@ class TargetEvaluator:
         self.max_steps = self._first.max_steps
 
     def run(self, number: int, *, interrupted: Callable[[], bool] = lambda: False) -> Outcome | None:
-        """Play evaluation `number`, whose number fixes its episodes, and its confirmation if it reaches the target.
-        Returns None if `interrupted`, polled every 32 steps, returned True.
+        """Play evaluation `number`, which determines its episodes, and a confirmation if it reaches the target. Returns
+        None once `interrupted`, polled every 32 steps, returns True.
         """
         try:
             first = self._first.run(number, interrupted=interrupted)
@@ -77,8 +79,8 @@ class TargetEvaluator:
             return None
 
     def _confirm(self, number: int, target: float, interrupted: Callable[[], bool]) -> Evaluation:
-        """Play fresh episodes until their mean is precise enough, or certainly misses `target`. Stopping early on a
-        miss lets no lucky mean pass.
+        """Play fresh episodes until their mean return is precise enough or certainly misses `target`. Stopping early on
+        a miss lets no lucky mean pass.
         """
         if self._second is None:
             config = self._config
@@ -96,7 +98,7 @@ class TargetEvaluator:
 
 
 def describe(outcome: Outcome, target: float) -> str:
-    """Sentence about a confirming evaluation and whether the run's target is reached."""
+    """Describe a confirmed evaluation in a sentence: both means, and whether the run's target is reached."""
     first, confirmation = outcome.first, outcome.evaluation
     assert first is not None
     verdict = "confirm it" if outcome.reached else "do not confirm it"
@@ -107,7 +109,7 @@ def describe(outcome: Outcome, target: float) -> str:
 
 
 def pooled(parts: Sequence[Evaluation]) -> Evaluation:
-    """Evaluation of all episodes of several evaluations with equal numbers of episodes."""
+    """Combine several evaluations with equal numbers of episodes into one over all their episodes."""
     count, episodes = len(parts), sum(part.episodes for part in parts)
     mean = sum(part.mean for part in parts) / count
     deviation = None
@@ -132,9 +134,10 @@ def pooled(parts: Sequence[Evaluation]) -> Evaluation:
 
 
 def _next_lower_bound(evaluation: Evaluation) -> float:
-    """Lower bound (97.5 %) of the mean return of another evaluation of the same size."""
+    """Return that another evaluation of equal size reaches with 97.5 % probability."""
     return evaluation.mean - _TWO_MEANS * (evaluation.ci95 or 0.0)
 
 
 def _formatted(evaluation: Evaluation) -> str:
+    """Format an evaluation's mean with its 95 % interval."""
     return text.number(evaluation.mean) + ("" if evaluation.ci95 is None else f" ±{text.number(evaluation.ci95)}")

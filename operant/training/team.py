@@ -31,7 +31,7 @@ log = logging.getLogger("operant")
 
 
 class Reporter(Protocol):
-    """Interface of a trainer to its run's log, events and state."""
+    """Interface through which the team reaches the trainer's log, events and state."""
 
     writer: Any  # writer of the metrics file
 
@@ -46,8 +46,8 @@ class Team:
     """Rank 0's control of all ranks of a run: start, join, commands, end. Does nothing in a run of one rank."""
 
     def __init__(self, folder: Path, request_stop: Callable[[str], object], local_ranks: ranks.LocalRanks) -> None:
-        """`request_stop` is called with a signal that another rank received. `local_ranks` are the ranks already
-        started, as many as the request seemed to ask for.
+        """`request_stop` is called with the name of a signal that another rank received. `local_ranks` are the ranks
+        already started, as many as the configuration seemed to request.
         """
         self.exchange: Exchange = SOLO
         self.reporter: Reporter | None = None  # set by the trainer
@@ -58,8 +58,8 @@ class Team:
     # START
 
     def open(self, placement: ranks.Placement, command: Sequence[str], timeout_s: float) -> None:
-        """Accept connections from the other ranks, which are lost after `timeout_s` of silence. Without a launcher,
-        restart them by `command` if their number is wrong.
+        """Start accepting connections from the other ranks; one that is silent for `timeout_s` counts as lost. Without
+        a launcher, restart the ranks by `command` if their number is wrong.
         """
         if self._leader is not None:
             return
@@ -85,8 +85,8 @@ class Team:
         step: int | None,
         document: Mapping[str, Any],
     ) -> None:
-        """Wait for the other ranks, send them the configuration and the checkpoint step (None: a new run), and join the
-        exchange. Raises ConfigError if the ranks cannot share the lanes, MachineError if one does not join.
+        """Wait for the other ranks, send them the configuration and the checkpoint's step (None: a new run), and join
+        the exchange. Raises ConfigError if the ranks cannot share the lanes, MachineError if one does not join.
 
         `config` is an `operant.config.load.Config`, `values` the keys that must be equal on all ranks, `document` the
         run's.
@@ -114,24 +114,29 @@ class Team:
         )
 
     def _missing(self) -> None:
+        """Check that no rank has exited before joining. Raises MachineError."""
         if ended := self._local_ranks.ended():
             raise MachineError(f"rank {ended[0]} ended before it had joined: {ended[1]}")
 
     # COLLECTIVE OPERATIONS
 
     def command(self, do: str, **fields: Any) -> None:
-        """Send the other ranks' next command: "iterate" (one iteration) or "state" (their part of a checkpoint)."""
+        """Send the next command to the other ranks: "iterate" (one iteration) or "state" (their part of a
+        checkpoint).
+        """
         if self._leader is not None:
             self._leader.command(do, **fields)
 
     def state(self, algo: Algorithm, tier: Tier) -> dict[str, Tensor]:
-        """Tensors of a tier ("policy", "train" or "all") on the CPU, with the lanes of all ranks."""
+        """Gather the tensors of a tier ("policy", "train" or "all") on the CPU, by name, with the lanes of all
+        ranks.
+        """
         self.command("state", tier=tier)
         return distributed.whole_state(algo, tier, self.exchange)
 
     def sentence(self, algo: Algorithm) -> str:
-        """Sentence for the log: number of ranks, exchange method, and whether results are bit-identical to those of one
-        rank. Also recorded in the run's document (run.json).
+        """Describe the ranks for the log: their number, the exchange, and whether results are bit-identical to those of
+        one rank; "" with one rank. Also records the last in run.json.
         """
         if self.exchange.ranks == 1:
             return ""
@@ -157,7 +162,7 @@ class Team:
     # END
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the other ranks; with `error`, as the cause, if the work is not done."""
+        """Tell the other ranks to exit: because the work is done, or because of `error`."""
         if self._leader is not None:
             leader, self._leader = self._leader, None
             code = error.exit_code if isinstance(error, OperantError) else 1
@@ -172,7 +177,7 @@ class Team:
             self.reporter.say(f"{name}: stops after this iteration with a checkpoint", code="stop")
 
     def _lost(self, lost: peers.Lost) -> None:
-        """Report a lost rank and exit the process; called by the watching thread. The run's state stays open, which
+        """Report a lost rank and exit the process; the watching thread calls it. The run's state stays open, which
         marks it as crashed, unless the rank reported its error.
         """
         how = self._local_ranks.exit_text(lost.rank) if lost.code is None else ""
@@ -194,11 +199,11 @@ class Team:
 
 
 class Member:
-    """Rank other than 0: joins rank 0, builds its share of the run and executes commands."""
+    """Rank other than 0: joins rank 0, builds its share of the run and executes rank 0's commands."""
 
     def __init__(self, folder: Path, placement: ranks.Placement, parent: int) -> None:
-        """`parent` is the process that started this one. Raises MachineError if rank 0 is not found or refuses this
-        rank.
+        """Join rank 0. `parent` is the process that started this one. Raises MachineError if rank 0 is not found or
+        refuses this rank.
         """
         self._folder, self.placement = folder, placement
         self._peer = peers.Follower(
@@ -215,12 +220,13 @@ class Member:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def receive_setup(self) -> dict[str, Any]:
-        """Wait for rank 0's description of the run: fields for `train` and the checkpoint to load."""
+        """Wait for rank 0's description of the run, and return its fields for `train`."""
         return self._peer.receive()
 
     def train(self, setup: dict[str, Any], config: Any, values: Mapping[str, Any], device: torch.device) -> None:
-        """Build this rank's share of the run and execute commands until the end. `values` are the keys that must be
-        equal on all ranks; raises ConfigError if they differ from rank 0's.
+        """Build this rank's share of the run and execute rank 0's commands until the end. `setup` is the description
+        that `receive_setup` returned, `values` the keys that must be equal on all ranks. Raises ConfigError if they
+        differ from rank 0's.
         """
         own, theirs = values, setup["values"]
         problems = [
@@ -271,7 +277,7 @@ class Member:
                 distributed.whole_state(algo, command["tier"], exchange)
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Leave the run and close the connection, after reporting `error` to rank 0 if there is one."""
+        """Leave the run and close the connection. An `error` is reported to rank 0 first."""
         if error is None:
             self._peer.leave()
         else:
@@ -280,5 +286,6 @@ class Member:
 
 
 def _leave(lost: peers.Lost) -> None:
+    """Log the loss of rank 0 and exit the process."""
     log.error("%s: this rank ends", lost.message)
     os._exit((lost.code or 1) & 0xFF)

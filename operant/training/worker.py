@@ -43,13 +43,15 @@ _LOG_CELLS = 4000  # longest line of the log
 
 
 def _device_error(error: Exception) -> DeviceError | None:
-    """DeviceError for an error of the GPU or CPU, None for any other. Before torch is imported there is none."""
+    """Convert an error of the GPU, or exhausted memory, to a DeviceError; None for any other. Before torch is imported
+    there can be none.
+    """
     return device_error(error) if "torch" in sys.modules else None
 
 
 def _copy_sources(folder: Path, config: Config) -> dict[str, str]:
-    """Copy the user's own source files into the run folder for later evaluations and resumes. Returns the names of the
-    copies by configuration key.
+    """Copy the user's own source files into the run folder, for later evaluations and resumes. Returns the copies'
+    names by configuration key. Raises MachineError.
     """
     from operant.config.load import copies
 
@@ -70,6 +72,7 @@ def _copy_sources(folder: Path, config: Config) -> dict[str, str]:
 
 @functools.cache
 def _git_commit(folder: Path) -> str | None:
+    """Hash of the commit checked out in a folder; None if it is not in a git repository."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=5, check=True
@@ -86,8 +89,8 @@ def prepare(
     trusted: bool = False,
     placement: ranks.Placement = ranks.SINGLE,
 ) -> tuple[Trainer, Team]:
-    """Set up a run up to its first iteration; return the trainer and all ranks. Raises OperantError for every expected
-    failure.
+    """Set up a run up to its first iteration; returns its trainer and the group of all ranks. Raises OperantError for
+    every expected failure.
 
     `resume` names a checkpoint ("last", "best" or a step), None: a new run. `trusted`: code in the run folder may run.
     """
@@ -131,7 +134,9 @@ def prepare(
 
 
 def _request(folder: Path, document: dict[str, Any], resume: str | None) -> Request:
-    """Configuration that the run's `document` (run.json) requests; for a resume, that of the run's folder."""
+    """Read the configuration that a run requests from its `document` (run.json); for a resume the one in the run's
+    folder.
+    """
     from operant.config import request
 
     return request.of_run(folder, document.get("request"), resume=resume is not None)
@@ -144,8 +149,8 @@ def load_config(
     phase: Callable[[str], object] = lambda phase: None,
     held: contextlib.AbstractContextManager[object] | None = None,
 ) -> Config:
-    """Load the requested configuration after the heavy imports, which run within `held` and report to `phase`.
-    `trusted`: code in the run folder may run. Raises ConfigError.
+    """Import the heavy modules within the context `held`, reporting progress to `phase`, then load the requested
+    configuration. `trusted` allows code in the run folder to run. Raises ConfigError.
     """
     wake_gpu(request.device(local_rank))
     with importing():
@@ -159,8 +164,8 @@ def load_config(
 def _resolve_lanes(
     config: Config, device: torch.device, count: int, phase: Callable[[str], object]
 ) -> tuple[Config, list[str]]:
-    """Check the user's environment file, and resolve `env.lanes = "auto"` for `count` ranks. Returns the configuration
-    and warnings.
+    """Check the user's environment file, and replace `env.lanes = "auto"` by a number for `count` ranks, or check that
+    memory suffices. Returns the configuration and warnings.
     """
     from operant.training import auto_lanes, memory
     from operant.worlds import quick_check
@@ -178,8 +183,8 @@ def _resolve_lanes(
 
 
 def _start(folder: Path, uuid: str, request: Request, config: Config, resume: str, trusted: bool) -> Start:
-    """Checkpoint of a resume and its configuration, checked for compatibility with `config`. `resume` is "last", "best"
-    or a step; `trusted`: code in the run folder may run. Raises OperantError.
+    """Load the checkpoint of a resume and its configuration, and check that it is compatible with `config`. `resume` is
+    "last", "best" or a step; `trusted` allows code in the run folder to run. Raises OperantError.
     """
     from operant.config import resuming
     from operant.runs.checkpoints import Store
@@ -203,8 +208,8 @@ def _build_trainer(
     requests: Requests,
     trusted: bool,
 ) -> Trainer:
-    """Build the trainer of a configuration once all ranks have joined. `where` is the device, the team and this rank's
-    placement; `trusted`: code in the run folder may run.
+    """Build the trainer of a configuration, after all ranks have joined. `where` is the device, the group of ranks and
+    this rank's placement; `trusted` allows code in the run folder to run.
     """
     import numba
     import torch
@@ -282,8 +287,8 @@ def _train(
     trusted: bool,
     placement: ranks.Placement = ranks.SINGLE,
 ) -> None:
-    """Train the run of a folder whose lock this process holds. `resume` names a checkpoint, None: a new run; `trusted`:
-    code in the run folder may run. Raises OperantError.
+    """Train the run of a folder whose lock this process holds. `resume` names a checkpoint (None: a new run); `trusted`
+    allows code in the run folder to run. Raises OperantError.
     """
     fresh = {"phase": "importing torch", "paused_by": None, "stopped_by": None, "lost": None}
     runs.update_document(folder, durable=False, **runs.identity(), folder_inode=folder.stat().st_ino, **fresh)
@@ -308,10 +313,10 @@ def _train(
 
 
 def train(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
-    """Train the run of a folder in a process that continues afterwards: lock and signal handlers are released. Raises
-    OperantError.
+    """Train the run of a folder in a process that continues afterwards; signal handlers and the lock are restored.
+    `resume` names a checkpoint ("last", "best" or a step), None for a new run. Raises OperantError.
 
-    `resume` names a checkpoint ("last", "best" or a step), None: a new run. `trusted`: code in the run folder may run.
+    `trusted` allows code in the run folder to run.
     """
     if (run := runs.load(folder)) is not None and not runs.has_trainer(folder):
         launch.forget_ending(run)
@@ -340,8 +345,8 @@ def train_with_exit_code(
     reused: bool = False,
     placement: ranks.Placement = ranks.SINGLE,
 ) -> int:
-    """Train the run of a folder, log the outcome and return the exit code; `resume` and `trusted` as for `train`. With
-    `reused` the process trains further runs, and releases the lock.
+    """Train the run of a folder, log the outcome and return the exit code. `resume` and `trusted` are those of `train`.
+    With `reused` the process can train further runs afterwards.
     """
     try:
         if placement.rank > 0:
@@ -368,8 +373,8 @@ def train_with_exit_code(
 
 
 def _train_follower(folder: Path, resume: str | None, trusted: bool, placement: ranks.Placement) -> None:
-    """Train the share of a rank other than 0 by the commands of rank 0, which owns the run folder; `resume` and
-    `trusted` as for `train`. Raises OperantError.
+    """Train the share of a rank other than 0, as rank 0 commands, which owns the run folder. `resume` and `trusted` are
+    those of `train`. Raises OperantError.
     """
     parent = os.getppid()
     quiet_threads()
@@ -399,8 +404,8 @@ def _train_follower(folder: Path, resume: str | None, trusted: bool, placement: 
 
 
 def _train_launched(folder: Path, resume: str | None, trusted: bool, placement: ranks.Placement) -> int:
-    """Train as one of the ranks that torchrun or srun started, and return the exit code; `resume` and `trusted` as for
-    `train`. Each rank logs to its own file, and rank 0 records the exit code.
+    """Train as one of the ranks that torchrun or srun started, and return the exit code. Each rank logs to its own
+    file, and rank 0 records the exit code. `resume` and `trusted` are those of `train`.
     """
     document, began = runs.read_json(folder / "run.json"), launch.ExitRecord()
     try:
@@ -435,6 +440,8 @@ def _train_launched(folder: Path, resume: str | None, trusted: bool, placement: 
 
 
 class _Plain(logging.Formatter):
+    """Log formatter that escapes control characters."""
+
     def format(self, record: logging.LogRecord) -> str:
         return safe(super().format(record), _LOG_CELLS, lines=True)
 
@@ -449,7 +456,9 @@ def write_log() -> None:
 
 @contextlib.contextmanager
 def keeping_log(folder: Path) -> Iterator[None]:
-    """Also write the log, and an error that ends the block, to log.txt: of a run in a process with a terminal."""
+    """Context that also writes the log, and an error that leaves it, to the run's log.txt. For a run in a process with
+    a terminal.
+    """
     with os.fdopen(launch.open_log(folder), "a", encoding="utf-8", errors="replace") as file:
         handler = logging.StreamHandler(file)
         handler.setFormatter(_Plain("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
@@ -468,7 +477,7 @@ def keeping_log(folder: Path) -> Iterator[None]:
 
 
 def main() -> NoReturn:
-    """Run the worker's command line, and exit with the code of the training's outcome."""
+    """Parse the worker's command line, train, and exit with the code of the outcome."""
     parser = argparse.ArgumentParser(
         prog="python -m operant.training.worker", description="Train the run of a folder (what `operant train` starts)"
     )
