@@ -33,19 +33,19 @@ _PERIOD_S = 1.0
 
 
 class Sink(Protocol):
-    """Destination of exported records: a file or a tracker."""
+    """Destination of exported records: a file, or an experiment tracker."""
 
     where: str  # path or URL, for messages
 
     def add(self, chunk: Chunk) -> None:
-        """Write the next records, `chunk`, all of one session."""
+        """Write the next records, all of one session."""
 
     def close(self, complete: bool) -> None:
         """End the export. `complete` is False after an error. (A user who stops following keeps the rows so far.)"""
 
 
 class Written(NamedTuple):
-    """Destination, number of rows and number of metrics of an export."""
+    """Result of an export: its destination, number of rows and number of metrics."""
 
     where: str
     rows: int
@@ -53,8 +53,8 @@ class Written(NamedTuple):
 
 
 def export(run: Run, sink: Sink, *, follow: bool, report: Callable[[int], None] = lambda rows: None) -> Written:
-    """Write all records of a run to a sink; with `follow` also later ones until the run has ended. Raises MachineError
-    if the sink cannot be written.
+    """Write all records of a run to `sink`; with `follow` also later records, until the run has ended. Raises
+    MachineError if the sink cannot be written.
 
     `report` receives the number of rows so far.
     """
@@ -85,6 +85,7 @@ def export(run: Run, sink: Sink, *, follow: bool, report: Callable[[int], None] 
 
 
 def _not_written(sink: Sink, error: OSError) -> MachineError:
+    """Make the error for a sink that cannot be written."""
     return MachineError(
         f"{sink.where} cannot be written ({error.strerror or error}): choose another path with --out. The run is not "
         "affected"
@@ -92,14 +93,14 @@ def _not_written(sink: Sink, error: OSError) -> MachineError:
 
 
 def require(what: str, *packages: str) -> None:
-    """Raise MachineError if packages that the format `what` needs are not installed."""
+    """Check that the packages that the format `what` needs are installed. Raises MachineError."""
     if missing := [package for package in packages if find_spec(package) is None]:
         raise MachineError(f"--to {what} needs {' and '.join(missing)}: pip install 'operant[track]', or use --to csv")
 
 
 def file_sink(run: Run, path: Path, what: str, *, follow: bool) -> Sink:
-    """Create the sink of the file format `what`, a key of `FILES`; `follow`: records are written while the run
-    continues. Raises MachineError, and NotFoundError for a run without records.
+    """Create the sink of a file format (`what`, a key of `FILES`) at `path`. With `follow` records are written while
+    the run continues. Raises MachineError, and NotFoundError for a run without records.
     """
     if what == "parquet":
         require(what, "pyarrow")
@@ -108,8 +109,8 @@ def file_sink(run: Run, path: Path, what: str, *, follow: bool) -> Sink:
 
 
 def names_of(run: Run, *, wait: bool) -> list[str]:
-    """Names of the metrics of all sessions so far, in order. With `wait`, wait for the first record of a run that has
-    just started. Raises NotFoundError for a run without records.
+    """Names of the metrics of all sessions of a run so far, in order. With `wait`, wait for the first record of a run
+    that has just started. Raises NotFoundError for a run without records.
     """
     stream = Stream(run)
     try:
@@ -127,6 +128,7 @@ def names_of(run: Run, *, wait: bool) -> list[str]:
 
 
 def _rows(chunk: Chunk, names: Sequence[str], clock: Clock) -> Iterator[list[Any]]:
+    """Yield the records as rows: the key columns, then the values of the metrics `names`, None where there is none."""
     columns = [chunk.columns.get(name) for name in names]
     keys = zip(chunk.n, chunk.step, chunk.realtime_ns, clock.seconds(chunk), strict=True)
     for k, (n, step, time_ns, seconds) in enumerate(keys):
@@ -135,13 +137,13 @@ def _rows(chunk: Chunk, names: Sequence[str], clock: Clock) -> Iterator[list[Any
 
 
 def _new(chunk: Chunk, names: Sequence[str]) -> list[str]:
-    """Metrics of a chunk of records that are not among `names`: a later session of a followed run may have more."""
+    """Metrics in a chunk of records that are not among `names`. A later session of a followed run may have more."""
     return [name for name in chunk.names if name not in names]
 
 
 class CsvFile:
-    """CSV file with one line for each record. With `follow` it grows line by line and is rewritten with more columns
-    for a new metric; otherwise the file appears when it is complete.
+    """Sink that writes a CSV file with one line for each record. With `follow` it grows line by line and is rewritten
+    with more columns for a new metric; otherwise the file appears when it is complete.
     """
 
     def __init__(self, path: Path, names: Sequence[str], *, follow: bool) -> None:
@@ -153,7 +155,7 @@ class CsvFile:
         self._writer.writerow([*KEYS, *names])
 
     def add(self, chunk: Chunk) -> None:
-        """Write one line per record. Floats are written so that they read back exactly."""
+        """Write one line for each record. Floats are written so that they read back exactly."""
         if new := _new(chunk, self._names):
             self._widen(new)
         self._writer.writerows(
@@ -162,8 +164,8 @@ class CsvFile:
         self._file.flush()
 
     def _widen(self, names: Sequence[str]) -> None:
-        """Rewrite the file with columns for the metrics `names`, empty so far. Raises MachineError for a pipe or a
-        device, which cannot be rewritten.
+        """Rewrite the file with additional columns for the metrics `names`, empty so far. Raises MachineError for a
+        pipe or a device, which cannot be rewritten.
         """
         if not self._temporary.is_file():
             raise MachineError(
@@ -188,14 +190,14 @@ class CsvFile:
         self._writer = csv.writer(self._file)
 
     def close(self, complete: bool) -> None:
-        """Move the complete file to its path, or delete an incomplete one."""
+        """Move the file to its path if it is complete, else delete it."""
         with _placing(self._temporary, self._path, complete):
             self._file.close()
 
 
 class ParquetFile:
-    """Parquet file with one row for each record. It appears when it is complete, as Parquet can be read only then: for
-    a followed run at its end.
+    """Sink that writes a Parquet file with one row for each record. The file appears when it is complete, because
+    Parquet can be read only then: for a followed run at its end.
     """
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
@@ -209,6 +211,7 @@ class ParquetFile:
             self._open()
 
     def _open(self) -> None:
+        """Open the temporary file with a column for each metric."""
         arrow = self._arrow
         fixed = [
             ("session", arrow.uint64()),
@@ -221,7 +224,7 @@ class ParquetFile:
         self._writer = self._parquet.ParquetWriter(str(self._temporary), self._schema)
 
     def add(self, chunk: Chunk) -> None:
-        """Write the records as one row group."""
+        """Write the records as one row group. A new metric rewrites the file with one more column."""
         if new := _new(chunk, self._names):
             self._writer.close()
             before = self._parquet.read_table(str(self._temporary))
@@ -234,14 +237,14 @@ class ParquetFile:
         self._writer.write_table(self._arrow.table([list(column) for column in columns], schema=self._schema))
 
     def close(self, complete: bool) -> None:
-        """Move the complete file to its path, or delete an incomplete one."""
+        """Move the file to its path if it is complete, else delete it."""
         with _placing(self._temporary, self._path, complete):
             self._writer.close()
 
 
 @contextmanager
 def _placing(temporary: Path, path: Path, complete: bool) -> Iterator[None]:
-    """Close a temporary file: move it to its path if `complete`, else delete it."""
+    """Context that closes a temporary file, then moves it to its path if `complete`, else deletes it."""
     try:
         yield
         if temporary != path and complete:
@@ -253,7 +256,7 @@ def _placing(temporary: Path, path: Path, complete: bool) -> Iterator[None]:
 
 @contextmanager
 def _opening(temporary: Path, path: Path) -> Iterator[None]:
-    """Convert an OSError of opening a temporary file to a MachineError."""
+    """Context that converts an OSError of opening a temporary file to a MachineError."""
     try:
         yield
     except OSError as error:

@@ -47,7 +47,7 @@ Runner = Callable[[Arrays], Arrays]
 
 
 class Exported(NamedTuple):
-    """Result of an export: the file's inputs and outputs, and the differences found by its check.
+    """Result of exporting a policy: the file's inputs and outputs, and the differences that its check found.
 
     `difference`: largest difference of actions and states between file and actor. `ties`: how often the file took
     another action whose score is equal up to rounding. `actor_rounding`, `file_rounding`: errors of both against
@@ -65,8 +65,8 @@ class Exported(NamedTuple):
 
 
 class PlainPolicy(nn.Module):
-    """Greedy actor as a module on tensors (B, ...): observations, legal actions if the environment defines them, and
-    the recurrent state.
+    """Torch module that wraps an actor and acts greedily on tensors (B, ...): observations, legal actions if the
+    environment defines them, and the recurrent state.
     """
 
     def __init__(self, actor: Actor) -> None:
@@ -77,7 +77,9 @@ class PlainPolicy(nn.Module):
                 self.add_module(name.lstrip("_"), part)
 
     def forward(self, observation: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
-        """Return actions (B, A) and the next state. `more` are the legal actions and the state."""
+        """Return the actions (B, A) and the next recurrent state. `more` are the legal actions, if the environment
+        defines them, and the state.
+        """
         masked = self._actor.env.mask_size > 0
         legal, state = (more[0].t(), more[1:]) if masked else (None, more)
         action, next_state = self._actor.act(observation.t(), tuple(part.movedim(0, -1) for part in state), None, legal)
@@ -85,7 +87,7 @@ class PlainPolicy(nn.Module):
 
 
 def names(actor: Actor) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the exported function's inputs and outputs."""
+    """Names of the inputs and of the outputs of an actor's exported function."""
     states = len(actor.initial_state(1))
     inputs = ("observation", *(("legal",) if actor.env.mask_size else ()), *(f"state_{k}" for k in range(states)))
     return inputs, ("action", *(f"next_state_{k}" for k in range(states)))
@@ -94,9 +96,9 @@ def names(actor: Actor) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def write(
     actor: Actor, params: Any, path: Path, target: str, *, steps: int = STEPS, about: Mapping[str, str] | None = None
 ) -> Exported:
-    """Write the policy of an actor on the CPU to `path` in the format `target`, a key of `ENDINGS`, and check the file
-    on `steps` steps of 5 lanes. `params`: constants of the environment. `about`: metadata of an ONNX or safetensors
-    file.
+    """Write the policy of an actor on the CPU to `path` in the format `target` (a key of `ENDINGS`), and check the file
+    on `steps` steps of 5 lanes. `params` are the environment's constants, `about` is metadata for an ONNX or
+    safetensors file.
 
     Raises MachineError for a missing package or a file that cannot be written, OperantError for a policy that the
     format does not support or a file whose actions differ. `path` is then unchanged.
@@ -134,7 +136,9 @@ def write(
 
 
 def _trace(actor: Actor) -> torch.export.ExportedProgram:
-    """Trace the actor's `act` into a graph of torch operations, for any batch size."""
+    """Trace the actor's `act` to a graph of torch operations, for any batch size. Raises OperantError if torch
+    cannot.
+    """
     observation = torch.zeros(3, actor.env.observation.size, dtype=getattr(torch, actor.env.observation.dtype))
     legal = [torch.ones(3, actor.env.mask_size, dtype=torch.uint8)] if actor.env.mask_size else []
     state = [part.movedim(-1, 0).contiguous() for part in actor.initial_state(3)]
@@ -150,12 +154,13 @@ def _trace(actor: Actor) -> torch.export.ExportedProgram:
 
 
 def _first_line(error: BaseException) -> str:
+    """Class of an error and the first line of its message."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporters' warnings and log."""
+    """Context that silences the exporters' warnings and log."""
     exporter = logging.getLogger("torch.onnx")
     level = exporter.level
     exporter.setLevel(logging.ERROR)
@@ -171,6 +176,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _save_onnx(traced: torch.export.ExportedProgram, actor: Actor, path: Path, about: dict[str, str]) -> None:
+    """Write the traced policy as ONNX, with `about` as its metadata. Raises MachineError for a missing package."""
     _require("onnx", "onnxscript", "onnxruntime")
     inputs, outputs = names(actor)
     model = torch.onnx.export(
@@ -182,6 +188,7 @@ def _save_onnx(traced: torch.export.ExportedProgram, actor: Actor, path: Path, a
 
 
 def _load_onnx(path: Path) -> Runner:
+    """Load an ONNX file as a function of arrays (B, ...)."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -190,21 +197,29 @@ def _load_onnx(path: Path) -> Runner:
 
 
 def _save_pt2(traced: torch.export.ExportedProgram, actor: Actor, path: Path, about: dict[str, str]) -> None:
+    """Write the traced policy as a torch.export archive."""
     torch.export.save(traced, str(path))
 
 
 def _load_pt2(path: Path) -> Runner:
+    """Load a torch.export archive as a function of arrays (B, ...)."""
     module = torch.export.load(str(path)).module()
     return lambda arrays: [part.numpy() for part in module(*map(torch.from_numpy, arrays))]
 
 
 def _save_numpy(traced: torch.export.ExportedProgram, actor: Actor, path: Path, about: dict[str, str]) -> None:
+    """Write the traced policy as a .npz file: its arrays and its operations. Raises OperantError for an unsupported
+    operation.
+    """
     steps, arrays = _program(traced, actor)
     with path.open("wb") as file:
         np.savez(file, allow_pickle=False, **{program.PROGRAM: np.array(json.dumps(steps)), **arrays})
 
 
 def _save_safetensors(traced: torch.export.ExportedProgram, actor: Actor, path: Path, about: dict[str, str]) -> None:
+    """Write the traced policy as a safetensors file: its arrays, and its operations and `about` as metadata. Raises
+    OperantError for an unsupported operation.
+    """
     from safetensors.numpy import save_file
 
     steps, arrays = _program(traced, actor)
@@ -216,6 +231,7 @@ def _save_safetensors(traced: torch.export.ExportedProgram, actor: Actor, path: 
 
 
 def _load_program(path: Path) -> Runner:
+    """Load a .npz or .safetensors file as a function of arrays (B, ...)."""
     policy = program.load(path)
 
     def run(arrays: Arrays) -> Arrays:
@@ -239,13 +255,16 @@ _FORMATS: Final[
 
 
 def _umask() -> int:
-    """Bits that the mode of a new file lacks. Some formats' writers make files that only their owner can read."""
+    """Read the process's umask, the mode bits that a new file lacks. Some formats' writers make files that only their
+    owner can read.
+    """
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def _require(*packages: str) -> None:
+    """Check that the packages for ONNX are installed. Raises MachineError."""
     from importlib.util import find_spec
 
     if missing := [package for package in packages if find_spec(package) is None]:
@@ -255,8 +274,8 @@ def _require(*packages: str) -> None:
 
 
 def _program(traced: torch.export.ExportedProgram, actor: Actor) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Operations of a policy as JSON for `operant.export.program`, and their arrays by name. Raises OperantError for an
-    operation beyond those of dense networks and their memories.
+    """Convert a traced policy to a list of operations as JSON, for `operant.export.program`, and its arrays by name.
+    Raises OperantError for an operation beyond those of dense networks and their memories.
     """
     core = traced.run_decompositions()
     for node in list(core.graph.nodes):
@@ -272,6 +291,7 @@ def _program(traced: torch.export.ExportedProgram, actor: Actor) -> tuple[dict[s
     nodes, used = [], set()
 
     def encode(value: Any) -> Any:
+        """Convert an argument of an operation to JSON; an earlier result or input becomes {"$": name}."""
         if isinstance(value, torch.fx.Node):
             used.add(placeholders.get(value.name, value.name))
             return {"$": placeholders.get(value.name, value.name)}
@@ -309,7 +329,7 @@ def _program(traced: torch.export.ExportedProgram, actor: Actor) -> tuple[dict[s
 
 
 def _named(kwargs: Any, encode: Callable[[Any], Any]) -> dict[str, Any]:
-    """Keyword arguments that affect the result, encoded, without those of device and layout."""
+    """Encode the keyword arguments of an operation that affect its result, without device and layout."""
     return {
         key: encode(value)
         for key, value in kwargs.items()
@@ -321,7 +341,7 @@ def _named(kwargs: Any, encode: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 class _Check(NamedTuple):
-    """Differences between file and actor found by a check: see `Exported`."""
+    """Differences between an exported file and its actor (see `Exported`)."""
 
     difference: float
     ties: int
@@ -330,7 +350,7 @@ class _Check(NamedTuple):
 
     @property
     def errors_text(self) -> str:
-        """Errors of actor and file against float64, as text."""
+        """Describe the errors of the actor and of the file against float64."""
         return (
             f"it is within {self.file_rounding:.3g} of the same in float64, the run's own within "
             f"{self.actor_rounding:.3g}"
@@ -338,7 +358,9 @@ class _Check(NamedTuple):
 
 
 class _Graph(torch.fx.Interpreter):
-    """Interpreter of the traced policy, which records the scores (n, B) of every argmax; in float64 with `exact`."""
+    """Interpreter of the traced policy that records the scores (n, B) of every argmax. With `exact` it computes in
+    float64.
+    """
 
     def __init__(self, traced: torch.export.ExportedProgram, *, exact: bool = False) -> None:
         super().__init__(traced.module())
@@ -346,11 +368,14 @@ class _Graph(torch.fx.Interpreter):
         self.scores: list[Tensor] = []
 
     def outputs(self, arrays: Arrays) -> Arrays:
-        """Run the policy on arrays (B, ...) and return its outputs."""
+        """Run the policy on arrays (B, ...) and return its outputs as arrays."""
         self.scores = []
         return [part.numpy() for part in self.run(*(self._precise(torch.from_numpy(array)) for array in arrays))]
 
     def _precise(self, value: Any) -> Any:
+        """Convert a float32 tensor or dtype to float64, if the interpreter is exact; return any other value
+        unchanged.
+        """
         if not self._exact:
             return value
         return (
@@ -370,8 +395,8 @@ class _Graph(torch.fx.Interpreter):
         return super().call_function(target, *(tree_map(self._precise, given) for given in (args, kwargs)))
 
     def gap(self, action: NDArray[Any]) -> NDArray[np.float64]:
-        """Largest distance of the scores of actions (B, A) from the best, relative for large scores, (B). Infinite if
-        scores were not recorded.
+        """Distance of the scores of actions (B, A) from the best scores, (B): the largest over the action's components,
+        relative for large scores. Infinite if scores were not recorded.
         """
         rows = torch.from_numpy(action).t().long()  # (A, B)
         if len(self.scores) != len(rows):
@@ -383,7 +408,7 @@ class _Graph(torch.fx.Interpreter):
 
 
 def _difference(arrays: Arrays, others: Arrays) -> float:
-    """Largest difference between arrays, relative for large values. Infinite for a NaN."""
+    """Largest difference between two lists of arrays, relative for large values. Infinite if there is a NaN."""
     errors = [
         np.abs(a.astype(np.float64) - b) / np.maximum(1.0, np.abs(b)) for a, b in zip(arrays, others, strict=True)
     ]
@@ -393,8 +418,8 @@ def _difference(arrays: Arrays, others: Arrays) -> float:
 def _check(
     actor: Actor, params: Any, traced: torch.export.ExportedProgram, run: Runner, steps: int, *, exact: bool = False
 ) -> _Check:
-    """Compare file and actor on observations that the actor meets with sampled actions; with `exact` both also with
-    float64.
+    """Compare an exported file (`run`) with its actor on observations that the actor meets with sampled actions; with
+    `exact` compare both also with float64.
 
     Each carries its own state from step to step. Two discrete actions whose scores are equal up to rounding count as
     equal. Without `exact` the check ends at the first difference above the tolerance.
@@ -459,7 +484,7 @@ def _check(
 
 
 def _reset(ended: Tensor, begin: Tensor, part: NDArray[Any]) -> NDArray[Any]:
-    """Copy of a state (B, ...), set to `begin` in lanes whose episode has ended."""
+    """Copy a recurrent state (B, ...) and set it to `begin` in lanes whose episode has ended."""
     return _rows(torch.where(ended, begin.to(torch.from_numpy(part).dtype), torch.from_numpy(part).movedim(0, -1)))
 
 

@@ -26,8 +26,8 @@ PROGRAM = "program"
 
 
 class Policy:
-    """Policy read from a file. Call it with arrays (B, ...), observations first, then the other `inputs`, for actions
-    (B, A).
+    """Policy read from an exported file. Call it with arrays (B, ...), observations first, then the other `inputs`; it
+    returns actions (B, A).
 
     A recurrent policy returns the actions and its next state, the last inputs of the next call. `initial_state` is the
     state at an episode's start.
@@ -44,12 +44,12 @@ class Policy:
             )
 
     def initial_state(self, batch: int) -> list[Array]:
-        """State of `batch` lanes at an episode's start; [] for a feed-forward policy."""
+        """Recurrent state of `batch` lanes at an episode's start; [] for a feed-forward policy."""
         return [np.zeros((batch, *entry["shape"]), entry["dtype"]) for entry in self._state]
 
     def __call__(self, *inputs: Array) -> Any:
-        """Return actions (B, A), or [actions, *next state] for a recurrent policy, for the inputs (B, ...) in the order
-        of `inputs`.
+        """Return actions (B, A), or [actions, *next state] for a recurrent policy. The inputs are arrays (B, ...) in
+        the order of `inputs`.
         """
         if len(inputs) != len(self.inputs):
             raise ValueError(
@@ -65,7 +65,7 @@ class Policy:
 
 
 def load(path: str | Path) -> Policy:
-    """Load the policy from a .npz or a .safetensors file."""
+    """Load an exported policy from a .npz or a .safetensors file."""
     if str(path).endswith(".safetensors"):
         from safetensors import safe_open
 
@@ -77,7 +77,7 @@ def load(path: str | Path) -> Policy:
 
 
 def _resolve(value: Any, values: Mapping[str, Any]) -> Any:
-    """Replace references {"$": name} in an argument by their values."""
+    """Replace references {"$": name} in an operation's argument by their values."""
     if isinstance(value, dict):
         return values[value["$"]] if "$" in value else {key: _resolve(item, values) for key, item in value.items()}
     return [_resolve(item, values) for item in value] if isinstance(value, list) else value

@@ -25,8 +25,8 @@ _MLFLOW_BATCH = 1000  # metrics that a call may hold
 
 
 def sink(what: str, run: Run, *, out: Path | None, project: str, offline: bool) -> Sink:
-    """Create a run of tracker `what` ("tensorboard", "wandb" or "mlflow") with the run's name and configuration. Raises
-    MachineError for a missing package or an unreachable tracker.
+    """Create a run in the tracker `what` ("tensorboard", "wandb" or "mlflow"), with the name and configuration of
+    `run`, and return it as a sink of records. Raises MachineError for a missing package or an unreachable tracker.
 
     `out` is the folder of local files, `project` the tracker's project; with `offline` nothing is sent.
     """
@@ -42,11 +42,12 @@ def sink(what: str, run: Run, *, out: Path | None, project: str, offline: bool) 
 
 
 def _values(chunk: Chunk, row: int) -> dict[str, float]:
+    """Values of one record by metric, without missing ones."""
     return {name: column[row] for name, column in chunk.columns.items() if not math.isnan(column[row])}
 
 
 class TensorBoard:
-    """TensorBoard event file in a folder, written without torch or TensorFlow."""
+    """Sink that writes a TensorBoard event file in a folder, without torch or TensorFlow."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -61,10 +62,11 @@ class TensorBoard:
             self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def _write(self, event: Any) -> None:
+        """Append an event to the file."""
         self._records.write(event.SerializeToString())
 
     def add(self, chunk: Chunk) -> None:
-        """Write one event for each record of `chunk`, with its step and time."""
+        """Write one event for each record, with its step and time."""
         for row, (step, time_ns) in enumerate(zip(chunk.step, chunk.realtime_ns, strict=True)):
             values = [self._summary.Value(tag=name, simple_value=value) for name, value in _values(chunk, row).items()]
             self._write(self._event(wall_time=time_ns / 1e9, step=step, summary=self._summary(value=values)))
@@ -76,7 +78,9 @@ class TensorBoard:
 
 
 class Wandb:
-    """Run of Weights & Biases, sent by wandb's own process. Without a network it is stored locally for `wandb sync`."""
+    """Sink that logs to a run of Weights & Biases, sent by wandb's own process. Without a network the run is stored
+    locally for `wandb sync`.
+    """
 
     def __init__(self, name: str, config: Mapping[str, Any], *, out: Path | None, project: str, offline: bool) -> None:
         os.environ.setdefault("WANDB_SILENT", "true")
@@ -112,7 +116,7 @@ class Wandb:
 
 
 class MLflow:
-    """Run of MLflow, at $MLFLOW_TRACKING_URI or in a folder."""
+    """Sink that logs to a run of MLflow, at $MLFLOW_TRACKING_URI or in a folder."""
 
     def __init__(self, name: str, config: Mapping[str, Any], *, out: Path | None, experiment: str) -> None:
         logging.getLogger("mlflow").setLevel(logging.ERROR)
@@ -137,7 +141,7 @@ class MLflow:
                 self._client.log_param(self._id, key, value)
 
     def add(self, chunk: Chunk) -> None:
-        """Log the values of all records in batches."""
+        """Log the values of all records, in batches."""
         metrics = [
             self._metric(name, value, time_ns // 1_000_000, step)
             for row, (step, time_ns) in enumerate(zip(chunk.step, chunk.realtime_ns, strict=True))
@@ -153,7 +157,7 @@ class MLflow:
 
 @contextmanager
 def _reached(what: str, instead: str = "") -> Iterator[None]:
-    """Convert an exception of opening the tracker `what` to a MachineError, and discard the tracker's output to stdout.
+    """Context that converts any exception to a MachineError about the tracker `what`, and discards output to stdout.
     `instead` is advice to append.
     """
     try:

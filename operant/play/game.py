@@ -26,25 +26,27 @@ _SMALLEST_HOLD_STEPS = 1.5  # a key counts for at least one step
 
 
 class Score(NamedTuple):
-    """Returns of the episodes that have ended in a session, and its number of steps."""
+    """Result of a game session: returns of the episodes that have ended, and the number of steps."""
 
     returns: list[float]  # of the finished games
     steps: int
 
 
 def takes_turns(env: Env) -> bool:
-    """Whether an environment waits for a key each step by default: it declares `turns`, or its actions have no keys."""
+    """Whether a game of this environment waits for a key at each step by default: the environment declares `turns`, or
+    its actions have no keys.
+    """
     return env.turns or not KeyBindings(env).keys
 
 
 def rate_of(step_s: float | None) -> float:
-    """Steps per second of a game in real time, for steps of `step_s` seconds (None: unknown)."""
+    """Steps per second of a game in real time, given the duration of a step in seconds (None: unknown)."""
     return USUAL_RATE if step_s is None else min(MOST_RATE, 1.0 / step_s)
 
 
 class Game:
-    """Game of one person on one lane: takes keys, steps the stage in real time or (`turns`) once for each key, and
-    describes the screen. It ends when `done` is set.
+    """Game of one person on one lane. It takes keys, steps the stage in real time or (`turns`) once for each key, and
+    describes the screen, until `done` is set.
     """
 
     def __init__(self, stage: Stage, buttons: KeyBindings, *, turns: bool, rate: float, title: str) -> None:
@@ -64,29 +66,31 @@ class Game:
         self.done = False
 
     def _needs_number(self) -> bool:
+        """Whether the player must type numbers of actions, because no key selects them."""
         action = self._stage.env.action
         return isinstance(action, Discrete) and self._board is None and not self._buttons.keys
 
     @property
     def score(self) -> Score:
-        """Result of the session so far."""
+        """Result of the session so far: returns and steps."""
         return Score(self._returns, self._steps)
 
     @property
     def _still(self) -> bool:
+        """Whether the game does not advance by itself now."""
         return self._turns or self._waiting or self._paused or self._helping or bool(self._stage.ended[0])
 
     @property
     def due_s(self) -> float | None:
-        """Monotonic time of the next step in real time; None while the game waits for a key."""
+        """Time of the next step in real time, by `time.monotonic`; None while the game waits for a key."""
         return None if self._still else self._next_s
 
     def pause(self) -> None:
-        """Pause until a key is pressed. Nothing if the game waits for a key anyway."""
+        """Pause a real-time game until a key is pressed. Does nothing if the game waits for a key anyway."""
         self._paused = not (self._turns or self._waiting or bool(self._stage.ended[0]))
 
     def tick(self, now_s: float) -> None:
-        """Take the step that is due, in real time."""
+        """Take the step that is due in real time, with the keys held at `now_s`."""
         action = self._buttons.action(self._held.words(now_s))
         self._step(self._last if action is None else action)  # action of the held keys, else rest, else the last action
         self._next_s = max(self._next_s + 1.0 / self._rate, now_s)
@@ -144,12 +148,15 @@ class Game:
     # STEPS
 
     def _restart(self) -> None:
+        """Start a new episode and release all keys."""
         self._stage.restart()
         self._held.release()
         self._last, self._message, self._waiting = None, "", not self._turns
 
     def _step(self, action: Action | None) -> None:
-        """Take an action if it is legal. None (no key so far, and no action means rest) takes a legal one."""
+        """Take an action if it is legal. If it is None (no key pressed so far, and no action means rest), take a legal
+        one.
+        """
         stage = self._stage
         legal = self._legal(action) if action is not None else False
         if not legal:
@@ -177,10 +184,11 @@ class Game:
         return [torch.nonzero(legal).flatten().tolist() for legal in mask[:, 0].cpu().split(sizes)]
 
     def _legal(self, action: Action) -> bool:
+        """Whether an action is legal now."""
         return all(int(value) in legal for value, legal in zip(action, self._legal_values(), strict=False))
 
     def _any_legal(self) -> Action:
-        """A legal action: rest, else the last action, else the first legal one."""
+        """Choose a legal action: rest, else the last action, else the first legal one."""
         for action in (self._buttons.action([]), self._last):
             if action is not None and self._legal(action):
                 return action
@@ -190,7 +198,7 @@ class Game:
     # SCREEN
 
     def shown(self) -> ScreenText:
-        """Text for the screen: the score, a line about what to do next, and a box for longer messages."""
+        """Compose the text of the screen: the score, a line about what to do next, and a box for longer messages."""
         stage = self._stage
         tallies = "".join(f"   {name} {text.number(value)}" for name, value in stage.tallies.items() if value)
         did = f"   {self._buttons.named(self._last)}" if self._last is not None else ""
@@ -216,7 +224,7 @@ class Game:
         return ScreenText(score, self._message or self._prompt(), box, mark)
 
     def _prompt(self) -> str:
-        """Text of the screen's bottom line unless there is a message."""
+        """Compose the bottom line of the screen, shown unless there is a message."""
         if self._helping:
             return f"{self._title}   any key closes the list of keys"
         if self._board is not None and self._turns:
@@ -230,7 +238,7 @@ class Game:
         return f"{self._title}   ? keys, p pause, r restart, q quit"
 
     def _help(self) -> list[str]:
-        """Lines about the keys and their meaning."""
+        """Compose the lines of the help: keys and their meaning."""
         env = self._stage.env
         if self._board is not None and self._turns:
             lines = [*self._board.help(), *self._buttons.help()]  # board games have only user-defined bindings

@@ -20,7 +20,7 @@ _PLAIN = {
 
 
 class Style(NamedTuple):
-    """Capabilities of a terminal: colours, and characters beyond ASCII."""
+    """Capabilities of a terminal: whether it shows colours, and characters beyond ASCII."""
 
     colours: bool
     unicode: bool
@@ -35,7 +35,9 @@ def background_of(pixels: bytes, width: int, height: int) -> bytes:
 
 @functools.lru_cache(16384)
 def _cell(upper: bytes, lower: bytes, style: Style, background: bytes) -> Cell:
-    """Terminal cell that shows two pixels, one above the other."""
+    """Make the terminal cell that shows two pixels, one above the other. `background` is the picture's background
+    colour.
+    """
     if style.colours:
         # Without half blocks a cell shows one pixel: the one that differs from the background.
         if upper == lower or not style.unicode:
@@ -49,7 +51,8 @@ def _cell(upper: bytes, lower: bytes, style: Style, background: bytes) -> Cell:
 
 
 def cells_of(pixels: bytes, width: int, height: int, style: Style) -> Rows:
-    """Convert a picture, (height, width, 3) bytes, to rows of cells. An odd height is padded with background.
+    """Convert a picture, (height, width, 3) bytes, to rows of terminal cells with two pixels each. An odd height is
+    padded with background.
 
     Raises ValueError for a wrong number of bytes.
     """

@@ -18,8 +18,8 @@ from operant.worlds.host_world import HostPainter, HostWorld
 
 
 class HostStage(Stage):
-    """`Stage` for an environment that is stepped on the host: `lanes` of it, in the initial states of evaluation
-    `number` with the same seed.
+    """Stage of lanes of an outside environment, which is stepped on the host. They begin in the initial states of
+    evaluation `number` with the same seed.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class HostStage(Stage):
 
     @property
     def tallies(self) -> dict[str, float]:
-        """Always {}: host environments have no tallies."""
+        """Return {}: outside environments have no tallies (own statistics)."""
         return {}
 
     def renew(self) -> None:
-        """Set the counters of each ended lane to those of its next episode."""
+        """Reset the return and length of each ended lane, whose next episode has already begun."""
         which = self.ended
         self.returns[which], self.ages[which], self.terminated[which] = 0.0, 0, False
         self.ended = np.zeros(self.lanes, bool)

@@ -41,14 +41,16 @@ _MOST_NAMED = 20  # maximum number of names in a message
 
 
 def action_names(env: Env) -> tuple[str, ...]:
-    """Name of each action, as the environment declares them, else numbers; () unless the space is Discrete."""
+    """Names of an environment's actions in order, as it declares them, else numbers; () unless the space is
+    Discrete.
+    """
     if not isinstance(env.action, Discrete):
         return ()
     return env.actions if len(env.actions) == env.action.n else tuple(map(str, range(env.action.n)))
 
 
 class Key(NamedTuple):
-    """Line of the help: keys, and what they do."""
+    """Line of the help about keys: the keys, and what they do."""
 
     keys: tuple[str, ...]
     meaning: str
@@ -79,11 +81,12 @@ class KeyBindings:
                 self._bind_arrow(high, f"{k}:{env.action.n[k] - 1}")
 
     def _bind_arrow(self, key: str, word: str) -> None:
-        """Bind a key to a word; an arrow also binds its letter (w, a, s, d)."""
+        """Bind a key to a word (such as "left" or "jump"); an arrow key also binds its letter (w, a, s or d)."""
         for name in (key, *(other for other, arrow in ARROWS.items() if arrow == key and other != key)):
             self.keys[name] = word
 
     def _name_actions(self, names: Sequence[str]) -> None:
+        """Bind keys to the words in the names of a Discrete's actions, and digits to the first ten actions."""
         self._sets = [frozenset(words) - _REST for words in (name.lower().split("+") for name in names)]
         words = list(
             dict.fromkeys(
@@ -116,7 +119,7 @@ class KeyBindings:
                 self.keys[str(k)] = f"#{k}"
 
     def bind(self, text: str) -> None:
-        """Change bindings by the value of `--keys`, `KEY=ACTION,...`. Raises UsageError.
+        """Change key bindings by the value of the option `--keys`, `KEY=ACTION,...`. Raises UsageError.
 
         An action is its number or its name; for a Box `-0` or `+0` sets component 0 to its lower or upper bound; for a
         MultiDiscrete `0:2` sets component 0 to 2.
@@ -134,7 +137,7 @@ class KeyBindings:
             self.keys[key] = self._word(meaning)
 
     def _word(self, meaning: str) -> str:
-        """Word for an action as written in `--keys`. Raises UsageError."""
+        """Convert an action as written in `--keys` to the word that selects it. Raises UsageError."""
         action = self.env.action
         if isinstance(action, Discrete):
             names = [name.lower() for name in action_names(self.env)]
@@ -160,13 +163,15 @@ class KeyBindings:
         raise UsageError(f"--keys: {safe(meaning, 40)!r} is not an action; write 0:2 for value 2 of component 0")
 
     def excludes(self, one: str, other: str) -> bool:
-        """Whether two words cannot be held together, so that the newer one replaces the older."""
+        """Whether two words cannot be held together, so that the newer one replaces the older one."""
         if isinstance(self.env.action, Discrete):
             return not any({one, other} <= words for words in self._sets)
         return one.lstrip("-+").partition(":")[0] == other.lstrip("-+").partition(":")[0]
 
     def action(self, words: Sequence[str]) -> Action | None:
-        """Action that the held words select (newest last); without words the rest action. None if no action matches."""
+        """Choose the action that the held words select, newest last; without words the rest action. None if no action
+        matches.
+        """
         space = self.env.action
         if isinstance(space, Discrete):
             direct = [int(word[1:]) for word in words if word.startswith("#")]
@@ -194,14 +199,14 @@ class KeyBindings:
         return tuple(chosen)
 
     def named(self, action: Action) -> str:
-        """Text of an action: its name, or its values."""
+        """Describe an action by its name, or by its values."""
         names = action_names(self.env)
         if names:
             return names[int(action[0])] or "stay"
         return " ".join(f"{number:.3g}" for number in action)
 
     def help(self) -> list[Key]:
-        """Lines of the help, one for each word; digits that select their own number are left out."""
+        """List the lines of the help, one for each word. Digits that select their own number are left out."""
         by_word: dict[str, list[str]] = {}
         for key, word in self.keys.items():
             if word != f"#{key}":
@@ -209,6 +214,7 @@ class KeyBindings:
         return [Key(tuple(keys), self._meaning(word)) for word, keys in by_word.items()]
 
     def _meaning(self, word: str) -> str:
+        """Describe the action that a word selects."""
         if word.startswith("#"):
             return self.named((int(word[1:]),))
         if isinstance(self.env.action, Box):
@@ -219,8 +225,8 @@ class KeyBindings:
 
 
 class HeldKeys:
-    """Words of the keys that count as held: `first_s` seconds after a press, `again_s` after each repeat, since
-    terminals report no release.
+    """Tracker of the keys that count as held. Terminals report no release, so a key counts for `first_s` seconds after
+    a press and `again_s` after each repeat.
     """
 
     def __init__(self, buttons: KeyBindings, *, first_s: float = 0.25, again_s: float = 0.12) -> None:
@@ -228,7 +234,7 @@ class HeldKeys:
         self._until_s: dict[str, float] = {}  # the newest last
 
     def press(self, key: str, now_s: float) -> bool:
-        """Register the press or repeat of a key. Returns whether the key is bound."""
+        """Register the press or repeat of a key at time `now_s`. Returns whether the key is bound."""
         word = self._buttons.keys.get(key)
         if word is None:
             return False
@@ -239,7 +245,7 @@ class HeldKeys:
         return True
 
     def words(self, now_s: float) -> list[str]:
-        """Words that count as held at the time `now_s`, newest last."""
+        """Words of the keys that count as held at time `now_s`, newest last."""
         return [word for word, until_s in self._until_s.items() if until_s > now_s]
 
     def release(self) -> None:
@@ -258,7 +264,7 @@ class BoardCursor:
 
     @classmethod
     def of(cls, env: Env) -> BoardCursor | None:
-        """Cursor for an environment whose actions form a square board; None for another one."""
+        """Make the cursor for an environment whose actions form a square board; None for any other environment."""
         count = env.action.n if isinstance(env.action, Discrete) else 0
         side = math.isqrt(count)
         return (
@@ -268,24 +274,24 @@ class BoardCursor:
         )
 
     def press(self, key: str) -> bool:
-        """Move the cursor if the key is an arrow or its letter. Returns whether it is."""
+        """Move the cursor if `key` is an arrow or its letter. Returns whether it is."""
         direction = ARROWS.get(key)
         down, right = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}.get(direction or "", (0, 0))
         self.row, self.column = (self.row + down) % self.side, (self.column + right) % self.side
         return direction is not None
 
     def action(self, key: str) -> Action | None:
-        """Action that a key selects: the cursor's point (space, enter) or a pass (x); None for another key."""
+        """Action that a key selects: to play at the cursor (space, enter) or to pass (x); None for any other key."""
         if key in ("space", "enter"):
             return self.point
         return (self._count - 1,) if key == "x" and self._count > self.side * self.side else None
 
     @property
     def point(self) -> Action:
-        """Action that plays at the cursor's point."""
+        """Action that plays at the cursor."""
         return (self.row * self.side + self.column,)
 
     def help(self) -> list[Key]:
-        """Lines of the help for the cursor's keys."""
+        """List the lines of the help about the cursor's keys."""
         passing = [Key(("x",), "pass")] if self._count > self.side * self.side else []
         return [Key(("arrows", "wasd"), "move the cursor"), Key(("space", "enter"), "play there"), *passing]

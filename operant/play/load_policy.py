@@ -26,7 +26,7 @@ _MOST_EPISODES = 1 << 24
 
 
 class EvaluationResult(NamedTuple):
-    """Evaluation of a checkpoint. `greedy` and `sampled` are `evaluate.Evaluation`s, None if not requested."""
+    """Result of evaluating a checkpoint. `greedy` and `sampled` are `evaluate.Evaluation`s, None if not requested."""
 
     id: str
     checkpoint: Path
@@ -38,8 +38,8 @@ class EvaluationResult(NamedTuple):
     sampled: Any
 
     def document(self) -> dict[str, Any]:
-        """JSON document of this evaluation; the values of the greedy policy (without it the sampled one) are also at
-        the top level.
+        """Convert the result to a JSON-serialisable dict. The values of the greedy policy (without it the sampled one)
+        are also at the top level.
         """
         main = self.greedy or self.sampled
         return {
@@ -59,7 +59,7 @@ class EvaluationResult(NamedTuple):
 
 
 class LoadedPolicy(NamedTuple):
-    """A checkpoint ready to act: its configuration, and the policy with its parameters on a device."""
+    """Policy loaded from a checkpoint onto a device, with its configuration."""
 
     id: str
     checkpoint: Path
@@ -78,8 +78,8 @@ def load(
     report: Callable[[str], None],
     trusted: bool = False,
 ) -> LoadedPolicy:
-    """Load a checkpoint's policy: `what` is a run, searched in `scope`, or the path of a checkpoint. `trusted` allows
-    code that is not known to be this user's.
+    """Load the policy of a checkpoint. `what` is a run, searched in `scope`, or the path of a checkpoint; `trusted`
+    allows code that is not known to be this user's.
 
     `which` is best, last or a step (None: the best if there is one, else the last). `report` receives a line about each
     damaged checkpoint that is skipped. Raises NotFoundError, BadFileError, ConfigError, MachineError, UntrustedError,
@@ -135,9 +135,9 @@ def evaluate_policy(
     report: Callable[[str], None],
     trusted: bool = False,
 ) -> EvaluationResult:
-    """Evaluate a checkpoint on `episodes` complete episodes, with `greedy` by most likely actions, with `sampled` by
-    sampled ones, or both. `seed` None is the run's. The other parameters and errors are those of `load`; also raises
-    UsageError.
+    """Evaluate a checkpoint on `episodes` complete episodes: with `greedy` by the policy's mode, with `sampled` by
+    sampled actions, or both. `seed` None means the run's seed. The other parameters and errors are those of `load`;
+    also raises UsageError.
     """
     if not 1 <= episodes <= _MOST_EPISODES:
         raise UsageError(f"--episodes is {episodes}; must be from 1 to {_MOST_EPISODES:,}")
@@ -161,7 +161,7 @@ def evaluate_policy(
 
 
 def _checkpoint_path(what: str) -> Path | None:
-    """Folder of a checkpoint, given by its path or that of a file in it; None if `what` is neither."""
+    """Resolve the path of a checkpoint or of a file in it to the checkpoint's folder; None if `what` is neither."""
     try:
         path = Path(what).expanduser()
         folder = path.parent if path.is_file() else path
@@ -177,7 +177,9 @@ def _checkpoint_path(what: str) -> Path | None:
 
 
 def _run_around(checkpoint: Path, what: str) -> runs.Run:
-    """Run whose folder contains a checkpoint. `what` is the user's argument, for the message. Raises NotFoundError."""
+    """Load the run whose folder contains a checkpoint. `what` is the user's argument, for the message. Raises
+    NotFoundError.
+    """
     run = runs.load(checkpoint.parent.parent)
     if run is None:
         raise NotFoundError(
@@ -188,6 +190,9 @@ def _run_around(checkpoint: Path, what: str) -> runs.Run:
 
 
 def _load(store: Any, which: str | None) -> Any:
+    """Load the checkpoint `which` ("best", "last" or a step), or for None the best, else the last. Raises
+    UsageError.
+    """
     if which is None:
         try:
             return store.load("best")
@@ -199,7 +204,9 @@ def _load(store: Any, which: str | None) -> Any:
 
 
 def _policy(config: Any, checkpoint: Any, device: Any) -> Any:
-    """Build the run's policy on a device and copy the checkpoint's parameters into it."""
+    """Build the policy of a configuration on a device and copy the checkpoint's parameters into it. Raises ConfigError
+    if they do not fit.
+    """
     import torch
 
     from operant.training.build import make_actor

@@ -47,7 +47,9 @@ _NAMES = {
 
 
 def require(what: str) -> None:
-    """Raise UsageError unless the standard streams are a terminal large enough for `what` (such as "--render term")."""
+    """Check that the standard streams are a terminal large enough for `what` (such as "--render term"). Raises
+    UsageError.
+    """
     streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
     if not all(stream is not None and not stream.closed and stream.isatty() for stream in streams) or os.environ.get(
         "TERM", ""
@@ -60,11 +62,13 @@ def require(what: str) -> None:
 
 @functools.lru_cache(8192)
 def _style(fore: bytes | None, back: bytes | None) -> TextStyle:
+    """Text style with a foreground and a background colour; None is the terminal's default."""
     front, background = (Color.from_rgb(*colour) if colour is not None else None for colour in (fore, back))
     return TextStyle(color=front, bgcolor=background)
 
 
 def _colours(cell: Cell) -> tuple[bytes | None, bytes | None]:
+    """Foreground and background colours of a cell."""
     return cell[1:]
 
 
@@ -79,7 +83,7 @@ class Picture(Widget):
         self._rows: Rows = []
 
     def show(self, rows: Rows) -> None:
-        """Show other rows of cells, repainting only those that have changed."""
+        """Replace the rows of cells, repainting only those that have changed."""
         before, self._rows = self._rows, rows
         if [len(row) for row in before] != [len(row) for row in rows]:
             self.refresh()
@@ -97,7 +101,7 @@ class Picture(Widget):
         self.post_message(self.Resized())
 
     def render_line(self, y: int) -> Strip:
-        """Line `y` of the picture, padded to the widget's width."""
+        """Return line `y` of the picture, padded to the widget's width."""
         row = self._rows[y] if y < len(self._rows) else []
         segments = [
             Segment("".join(cell[0] for cell in run), _style(*colours)) for colours, run in groupby(row, _colours)
@@ -127,7 +131,7 @@ class GameScreen(App[None], inherit_bindings=False):
         self._first_s: float | None = None  # time of the first frame
 
     def compose(self) -> ComposeResult:
-        """Create the picture of the game, the box over it, and the score and prompt lines."""
+        """Create the widgets: the picture of the game, the box over it, and the score and prompt lines."""
         with Container(id="field"):
             yield Picture()
             yield Static(id="box", markup=False)
@@ -163,6 +167,7 @@ class GameScreen(App[None], inherit_bindings=False):
                 self._draw()
 
     def _tick(self) -> None:
+        """Advance the game to now and draw it."""
         self._game.tick(time.monotonic())
         self._draw()
 
@@ -180,6 +185,7 @@ class GameScreen(App[None], inherit_bindings=False):
             self._timer = self.set_timer(max(0.001, due_s - time.monotonic()), self._tick)
 
     def _show(self, shown: ScreenText) -> None:
+        """Draw the picture, and update the box and the text lines that have changed."""
         picture = self.query_one(Picture)
         width, height = picture.size
         if width > 0 and height > 0:

@@ -27,7 +27,7 @@ _TICKS = 1 << 32  # evaluation N starts at tick N * 2^32
 
 @functools.cache
 def _without_reset(env: Env) -> Env:
-    """Copy of the environment whose reset does nothing. Cached, so that it compiles once per process."""
+    """Copy an environment and make its reset do nothing. Cached, so that it compiles once per process."""
 
     @device
     def nothing(s: Any, p: Any, key: Any) -> None:
@@ -41,8 +41,8 @@ def _without_reset(env: Env) -> Env:
 
 
 class Stage:
-    """A few lanes of an environment, stepped one step at a time with pictures. They begin in the initial states of
-    evaluation `number` with the same seed.
+    """Few lanes of an environment, stepped one step at a time and drawn as pictures. They begin in the initial states
+    of evaluation `number` with the same seed.
 
     After `step`, `reward`, `ended` and `terminated` hold its outcome, each (N); `returns` and `ages` belong to the
     current episodes, and to ended ones until the next step.
@@ -68,7 +68,7 @@ class Stage:
         self._begin(np.ones(lanes, bool))
 
     def _compile(self) -> None:
-        """Take a step so that every kernel compiles now, then restore the lanes."""
+        """Take a step and draw a picture so that every kernel compiles now, then restore the lanes."""
         self._begin(np.ones(self.lanes, bool))
         self.step(self._slot.action)
         if self._painter is not None:
@@ -80,7 +80,7 @@ class Stage:
 
     @property
     def observation(self) -> torch.Tensor:
-        """Current observation (O, N); of an ended lane its last."""
+        """Current observations (O, N); of an ended lane its last one."""
         return self._slot.observation
 
     @property
@@ -95,15 +95,15 @@ class Stage:
 
     @property
     def tallies(self) -> dict[str, float]:
-        """Tallies (sums that the environment declares) of the first lane's episode, by name; of an ended one until the
-        next step.
+        """Tallies (the environment's own statistics) of the first lane's episode, by name; of an ended episode until
+        the next step.
         """
         lanes = self._world.lanes
         tallies = lanes.finished[:, 0] if self.ended[0] and lanes.finished is not None else lanes.running[1:, 0]
         return dict(zip(self.env.tally, tallies.tolist(), strict=True))
 
     def rollout(self, actor: Actor) -> Rollout:
-        """Buffers through which an actor chooses actions for these lanes."""
+        """Make the rollout through which an actor chooses actions for these lanes."""
         return Rollout(actor, self._world, slot=self._slot)
 
     def renew(self) -> None:
@@ -116,8 +116,8 @@ class Stage:
         self._begin(np.ones(self.lanes, bool))
 
     def step(self, action: torch.Tensor) -> None:
-        """Take an action (A, N) in every lane. In an ended lane it is the first of the next episode, so call `renew`
-        before choosing it.
+        """Take an action (A, N) in every lane. In an ended lane it is the first action of the next episode, so call
+        `renew` before choosing it.
         """
         self.renew()
         self._slot.action.copy_(action)
@@ -136,11 +136,11 @@ class Stage:
         return canvas.cpu().numpy()
 
     def canvas(self, side: int) -> torch.Tensor:
-        """Zeroed buffer for `picture`, `side` x `side` pixels for each lane."""
+        """Allocate a zeroed buffer for `picture`, `side` x `side` pixels for each lane."""
         return torch.zeros(self.lanes, side, side, 3, dtype=torch.uint8, device=self.device)
 
     def _begin(self, which: NDArray[np.bool_]) -> None:
-        """Reset the lanes with a true entry in `which`, with the random numbers of the last step, as a world does at an
+        """Reset the lanes marked in `which` (N), with the random numbers of the last step, as a world does at an
         episode's end.
         """
         old, new = self._world.lanes, self._resets.lanes
@@ -166,8 +166,8 @@ class Stage:
 
 
 class Player:
-    """Lets a policy play the lanes of a stage, with the random numbers of an evaluation. `greedy`: most likely actions
-    instead of sampled ones.
+    """Player of a stage's lanes by a policy, with the random numbers of an evaluation. With `greedy` it takes the
+    policy's mode instead of sampled actions.
     """
 
     def __init__(self, stage: Stage, actor: Actor, *, greedy: bool) -> None:

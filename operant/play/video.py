@@ -41,7 +41,7 @@ _FFMPEG_FAILED = "ffmpeg could not write the MP4: see its message above"
 
 
 class Pace(NamedTuple):
-    """Frames per second of a video, and steps per frame (`every`)."""
+    """Speed of a video: frames per second, and steps per frame (`every`)."""
 
     fps: float  # frames per second
     every: int  # steps from one frame to the next
@@ -50,8 +50,8 @@ class Pace(NamedTuple):
 def pace(
     step_s: float | None, fps: float | None, every: int | None, usual_fps: float = 15.0, most_fps: float = 30.0
 ) -> Pace:
-    """Speed of a video: as given, else real time for steps of `step_s` seconds (None: unknown, `usual_fps`), at most
-    `most_fps` frames per second.
+    """Choose the speed of a video: `fps` and `every` as given, else real time for steps of `step_s` seconds (None:
+    unknown, `usual_fps`), at most `most_fps` frames per second.
     """
     if every is None:
         every = max(1, math.ceil(1.0 / (step_s * most_fps) - 1e-6)) if step_s is not None else 1
@@ -61,8 +61,8 @@ def pace(
 
 
 def check(out: Path, *, force: bool) -> str:
-    """Check the output path before anything is computed. Returns its format: gif, png or mp4. `force` allows an
-    existing file.
+    """Check a video's output path before anything is computed, and return its format: gif, png or mp4. `force` allows
+    an existing file.
 
     Raises UsageError for an unknown suffix or an existing file, NotFoundError for a missing folder, MachineError if a
     library is missing.
@@ -95,7 +95,7 @@ def check(out: Path, *, force: bool) -> str:
 
 @contextlib.contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """Yield a temporary path next to `out`, which is renamed to `out` on success and deleted otherwise. Raises
+    """Context with a temporary path next to `out`, which is renamed to `out` on success and deleted otherwise. Raises
     MachineError.
     """
     part: Path | None = None
@@ -117,8 +117,8 @@ def replacing(out: Path) -> Iterator[Path]:
 
 
 class VideoWriter:
-    """Base of the writers of a video file: collects pictures of one size, compressed in memory, until `finish` writes
-    them.
+    """Base class of the writers of a video file. It collects pictures of one size, compressed in memory, until `finish`
+    writes them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -132,15 +132,15 @@ class VideoWriter:
         self._waiting.append(zlib.compress(picture.tobytes(), 1))
 
     def picture(self, index: int) -> Picture:
-        """Picture number `index` of those added."""
+        """Return picture number `index` of those added."""
         return np.frombuffer(zlib.decompress(self._waiting[index]), np.uint8).reshape(self._shape)
 
     def finish(self) -> int:
-        """Write the file. Returns its number of frames."""
+        """Write the file and return its number of frames."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Stop writing and free resources; nothing after `finish`."""
+        """Stop writing and free resources; does nothing after `finish`."""
 
 
 class GifWriter(VideoWriter):
@@ -151,7 +151,7 @@ class GifWriter(VideoWriter):
         self._fps = min(fps, _GIF_FPS)
 
     def add(self, picture: Picture) -> None:
-        """Append a copy of a picture. Raises UsageError if the pictures are too many for memory."""
+        """Append a copy of a picture (H, W, 3). Raises UsageError if the pictures are too many for memory."""
         count = len(self._waiting)
         if (count + 1) * picture.size // 3 > MOST_BYTES:
             raise UsageError(
@@ -161,7 +161,7 @@ class GifWriter(VideoWriter):
         super().add(picture)
 
     def finish(self) -> int:
-        """Write the file. Returns its number of frames. Frame times are rounded to hundredths of a second, a GIF's
+        """Write the file and return its number of frames. Frame times are rounded to hundredths of a second, a GIF's
         unit, cumulatively, so that long videos keep their speed.
         """
         from PIL import Image
@@ -185,8 +185,8 @@ class GifWriter(VideoWriter):
 
 
 class ContactSheet(VideoWriter):
-    """Writer of a PNG with `frames` pictures, evenly spaced from the first to the last one added; with 1 only the
-    last.
+    """Writer of a PNG that shows `frames` of the pictures added, evenly spaced from the first to the last; with 1 only
+    the last.
     """
 
     def __init__(self, path: Path, frames: int) -> None:
@@ -194,13 +194,13 @@ class ContactSheet(VideoWriter):
         self._frames = frames
 
     def add(self, picture: Picture) -> None:
-        """Append a copy of a picture; if only the last is wanted, drop the former."""
+        """Append a copy of a picture (H, W, 3). If only the last is wanted, drop the one before."""
         if self._frames == 1:
             self._waiting.clear()
         super().add(picture)
 
     def finish(self) -> int:
-        """Write the file. Returns its number of pictures."""
+        """Write the file and return its number of pictures."""
         from PIL import Image
 
         count = min(self._frames, len(self._waiting))
@@ -220,7 +220,7 @@ class Mp4Writer(VideoWriter):
         self._writer: Generator[None, bytes | None, None] | None = None
 
     def add(self, picture: Picture) -> None:
-        """Pass a picture to ffmpeg. Raises MachineError if ffmpeg has failed."""
+        """Pass a picture (H, W, 3) to ffmpeg. Raises MachineError if ffmpeg has failed."""
         if self._writer is None:
             from imageio_ffmpeg import write_frames
 
@@ -244,7 +244,7 @@ class Mp4Writer(VideoWriter):
         self._count += 1
 
     def finish(self) -> int:
-        """Wait until ffmpeg has written the file. Returns its number of frames. Raises MachineError if frames are
+        """Wait until ffmpeg has written the file and return its number of frames. Raises MachineError if frames are
         missing.
         """
         from imageio_ffmpeg import count_frames_and_secs
@@ -265,14 +265,16 @@ class Mp4Writer(VideoWriter):
 
 
 def open_video(path: Path, form: str, *, fps: float, frames: int) -> VideoWriter:
-    """Writer for a format: gif, png or mp4. `frames` applies to png, `fps` to the others."""
+    """Create the writer of a video format: gif, png or mp4. `frames` applies to png, `fps` to the others."""
     return (
         ContactSheet(path, frames) if form == "png" else GifWriter(path, fps) if form == "gif" else Mp4Writer(path, fps)
     )
 
 
 class Recording(NamedTuple):
-    """Steps and ended episodes of a recorded video. `cut`: it ended before the requested number of episodes."""
+    """Result of recording a video: number of steps and the ended episodes. `cut` means that it ended before the
+    requested number of episodes.
+    """
 
     steps: int  # of each lane
     episodes: list[dict[str, Any]]  # finished ones: lane, return, length
@@ -280,8 +282,8 @@ class Recording(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Maximum numbers of frames, steps and episodes of a recording, which ends at the first one reached; 0 episodes: no
-    limit.
+    """Maximum numbers of frames, steps and episodes of a recording, which ends at the first one reached. 0 episodes
+    means no limit.
     """
 
     frames: int
@@ -300,8 +302,8 @@ def record(
     hold: int,
     report: Callable[[int], None],
 ) -> Recording:
-    """Record the lanes of `stage`, advanced by `step`, into `video`: a picture of all lanes every `every` steps, each
-    lane `side` pixels wide, until a limit is reached.
+    """Record the lanes of `stage`, advanced by `step`, to `video` until a limit is reached: one picture of all lanes
+    every `every` steps, each lane `side` pixels wide.
 
     The last state of a single lane's episode is always recorded, and held for `hold` more frames. `report` is called
     with the number of frames so far.

@@ -26,7 +26,7 @@ Mark = tuple[float, float, float]
 
 
 class ScreenText(NamedTuple):
-    """Text of a game's screen: score and prompt lines, a box over the picture, and a mark drawn in it."""
+    """Text of a game's screen: score line, prompt line, a box over the picture, and a mark to draw in the picture."""
 
     score: str
     prompt: str
@@ -35,16 +35,20 @@ class ScreenText(NamedTuple):
 
 
 class Playable(Protocol):
-    """Interface of a game to its screen. Times are those of `time.monotonic`. The screen closes when `done` is set."""
+    """Interface through which the screen runs a game. Times are those of `time.monotonic`. The screen closes when
+    `done` is set.
+    """
 
     done: bool  # close the screen
 
     @property
     def due_s(self) -> float | None:
-        """Time of the next `tick`; None: wait for a key."""
+        """Time of the next `tick`; None while the game waits for a key."""
 
     def press(self, key: str, now_s: float) -> None:
-        """Handle a key: an arrow, space, enter, tab, backspace, esc or a printable ASCII character."""
+        """Handle a key pressed at `now_s`: an arrow, space, enter, tab, backspace, esc or a printable ASCII
+        character.
+        """
 
     def tick(self, now_s: float) -> None:
         """Advance the game to `now_s`; called at `due_s`."""
@@ -53,18 +57,20 @@ class Playable(Protocol):
         """Pause the game until a key is pressed."""
 
     def shown(self) -> ScreenText:
-        """Current text for the screen."""
+        """Return the current text for the screen."""
 
 
 class View:
-    """Draws the first lane of a stage as terminal cells. `largest` limits the picture's width and height in pixels."""
+    """Renderer of the first lane of a stage as terminal cells. `largest` limits the picture's width and height in
+    pixels.
+    """
 
     def __init__(self, stage: Stage, *, largest: int | None = None) -> None:
         self._stage, self._largest = stage, largest or _MOST_SIDE
         self._canvas: torch.Tensor | None = None  # (N, side, side, 3) bytes
 
     def rows(self, width: int, height: int, style: Style, mark: Mark | None = None) -> Rows:
-        """Draw the lane as `height` rows of `width` cells. `mark` is a place in the picture to highlight."""
+        """Draw the lane as `height` rows of `width` terminal cells. `mark` is a square in the picture to highlight."""
         if not self._stage.env.draws:
             rows, across = self._observation_rows(width, height), width
         else:
@@ -76,6 +82,7 @@ class View:
         return [blank] * top + padded + [blank] * (height - top - len(rows))
 
     def _picture(self, width: int, height: int, style: Style, mark: Mark | None) -> tuple[Rows, int]:
+        """Draw the lane's picture as large as fits; returns its rows of cells and their width."""
         side = max(2, min(width, 2 * height, self._largest)) // 2 * 2
         if self._canvas is None or self._canvas.shape[1] != side:
             self._canvas = self._stage.canvas(side)
@@ -85,6 +92,7 @@ class View:
         return cells_of(pixels.tobytes(), side, side, style), side
 
     def _observation_rows(self, width: int, height: int) -> Rows:
+        """Write the lane's observation as rows of numbers, as many as fit."""
         values = [f"{value:9.4g}" for value in self._stage.observation[:, 0].tolist()]
         per_line = max(1, width // 10)
         lines = [" ".join(values[k : k + per_line]) for k in range(0, len(values), per_line)]
@@ -94,7 +102,9 @@ class View:
 
 
 def _marked(pixels: np.ndarray, x: float, y: float, half_side: float) -> np.ndarray:
-    """Copy of a picture with the corners of a magenta square around a point. Coordinates are fractions of the side."""
+    """Copy a picture and draw the corners of a magenta square around the point (x, y). Coordinates are fractions of the
+    picture's side.
+    """
     marked = pixels.copy()
     side = len(pixels)
     first = [min(max(math.floor((center - half_side) * side), 0), side - 1) for center in (y, x)]

@@ -19,14 +19,16 @@ _HOLD_S = 0.8  # duration of an episode's last frame
 
 
 class Playback(NamedTuple):
-    """Returns of the episodes that have ended while watching, and the number of steps."""
+    """Result of watching a policy: returns of the episodes that have ended, and the number of steps."""
 
     returns: list[float]  # of the finished episodes
     steps: int
 
 
 class Viewer:
-    """Game without a player: shows a policy's episodes, `episodes` of them or until q or esc. Space pauses."""
+    """Game without a player: shows a policy's episodes until `episodes` of them have ended, or until q or esc is
+    pressed. Space pauses.
+    """
 
     def __init__(self, stage: Stage, player: Player, *, title: str, episodes: int, pace: Pace) -> None:
         self._stage, self._player, self._title, self._episodes, self._pace = stage, player, title, episodes, pace
@@ -40,12 +42,12 @@ class Viewer:
 
     @property
     def result(self) -> Playback:
-        """Returns and steps so far."""
+        """Returns and steps of the episodes shown so far."""
         return Playback(self._returns, self._steps)
 
     @property
     def due_s(self) -> float | None:
-        """Monotonic time of the next frame; None while paused."""
+        """Time of the next frame, by `time.monotonic`; None while paused."""
         return None if self._paused else self._next_s
 
     def pause(self) -> None:
@@ -58,7 +60,7 @@ class Viewer:
         self._paused ^= key == "space"
 
     def tick(self, now_s: float) -> None:
-        """Take the policy's steps up to the next frame."""
+        """Take the policy's steps up to the next frame, which is due at `now_s`."""
         if len(self._returns) >= self._episodes:
             self.done = True
             return
@@ -74,7 +76,7 @@ class Viewer:
         self._next_s = max((self._next_s or now_s) + 1.0 / self._pace.fps, now_s) + (_HOLD_S if stage.ended[0] else 0.0)
 
     def shown(self) -> ScreenText:
-        """Text about the current episode, and the mean return of the ended ones."""
+        """Compose the text of the screen about the current episode and the mean return of the ended ones."""
         stage, returns = self._stage, self._returns
         number = len(returns) + (0 if stage.ended[0] else 1)
         score = (

@@ -21,8 +21,8 @@ _ENOUGH: Final = 4  # evaluations that make a curve
 
 
 def default_metrics(groups: Sequence[Group]) -> dict[str, str]:
-    """Metric of the curves by environment: evaluations if each of its groups has a run with enough of them, else
-    training returns.
+    """Choose the metric of the learning curves for each environment: evaluations if each of its groups has a run with
+    enough of them, else training returns.
     """
     evaluated: dict[str, bool] = {}
     for group in groups:
@@ -33,7 +33,9 @@ def default_metrics(groups: Sequence[Group]) -> dict[str, str]:
 
 
 def too_short(group: Group, metric: str) -> list[Entry]:
-    """Runs of a group with fewer than two values of a metric, too few for a curve; [] if that is all of them."""
+    """Runs of a group with fewer than two values of a metric, too few for a curve; [] if that is true of all of
+    them.
+    """
     short = [entry for entry in group.entries if len(entry.values(metric)[2]) < 2]
     return short if len(short) < len(group.entries) else []
 
@@ -41,9 +43,9 @@ def too_short(group: Group, metric: str) -> list[Entry]:
 def bands(
     groups: Sequence[Group], metrics: Mapping[str, str], axis: curves.Axis, smooth: float | None
 ) -> dict[str, list[tuple[str, Any]]]:
-    """Mean curves with bands, as (label, band) by environment. `metrics`: metric by environment. `smooth`: share of the
-    x axis to average over (None: 0 for evaluations, else 0.02). Raises UsageError if no run of a group has enough
-    values.
+    """Compute the mean learning curves with bands of groups of runs, as (label, band) by environment. `metrics` names
+    the metric of each environment. `smooth` is the share of the x axis to average over (None: 0 for evaluations, else
+    0.02). Raises UsageError if no run of a group has enough values.
     """
     result: dict[str, list[tuple[str, Any]]] = {}
     several = len({group.entries[0].environment for group in groups}) > 1
@@ -69,7 +71,7 @@ def bands(
 
 
 def _no_curve(entry: Entry, metric: str, count: int) -> str:
-    """Message for a run that has only `count` values of a metric, with the metrics that it has."""
+    """Message for a run that has only `count` values of a metric, with the metrics that could be drawn."""
     available = ", ".join(name for name in entry.columns.metrics if len(entry.values(name)[2]) > 1)
     if not available:
         return f"{safe(entry.run.id)} has too few records for a curve: {len(entry.columns.n)}, at least 2 are needed"
@@ -78,19 +80,19 @@ def _no_curve(entry: Entry, metric: str, count: int) -> str:
 
 
 def smoothing(metric: str, smooth: float | None) -> float:
-    """Window of the moving mean as a share of the x axis: `smooth`, or (None) 0 for evaluations and 0.02 for other
-    metrics.
+    """Window of the moving mean of a metric as a share of the x axis: `smooth`, or if that is None 0 for evaluations
+    and 0.02 for other metrics.
     """
     return (0.0 if metric.startswith("eval/") else 0.02) if smooth is None else smooth
 
 
 def legend_label(group: Group) -> str:
-    """Label of a group in a legend, with its number of seeds."""
+    """Label of a group in a legend; it includes the number of seeds if there are several."""
     return f"{group.label} ({len(group.entries)} seeds)" if len(group.entries) > 1 else group.label
 
 
 def scores(group: Group) -> Any:
-    """Scores of a group's runs, (R). Raises UsageError if no run has one."""
+    """Scores of a group's runs, (R), without runs that have none. Raises UsageError if no run has one."""
     found = np.array([entry.score for entry in group.entries if not math.isnan(entry.score)])
     if not len(found):
         raise UsageError(f"{safe(group.label)} has no score: no episode has ended yet")
@@ -98,8 +100,8 @@ def scores(group: Group) -> Any:
 
 
 def compare(groups: Sequence[Group]) -> dict[str, Any]:
-    """Comparison for `--json`: a row for each group, and the probability that a method scores higher than another.
-    Means over environments are not taken: their scores have different scales.
+    """Compare groups of runs, as a JSON-serialisable dict for `--json`: a row for each group, and the probability that
+    a method scores higher than another.
     """
     from operant.plot import statistics
 
@@ -138,8 +140,8 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 class Summary(NamedTuple):
-    """Score statistics of one environment: performance `profiles` over `thresholds`, and `estimates` with intervals,
-    each as (label, data).
+    """Score statistics of the groups of one environment: performance `profiles` over `thresholds`, and `estimates` with
+    intervals, each as (label, data).
     """
 
     thresholds: Any  # (T) scores
@@ -148,7 +150,7 @@ class Summary(NamedTuple):
 
 
 def summary(groups: Sequence[Group]) -> dict[str, Summary]:
-    """Performance profiles, interquartile means and means of groups, by environment."""
+    """Compute performance profiles, interquartile means and means of groups of runs, by environment."""
     from operant.plot import statistics
 
     panels: dict[str, list[Group]] = {}
@@ -178,8 +180,8 @@ def summary(groups: Sequence[Group]) -> dict[str, Summary]:
 
 
 def _improvements(labels: Sequence[str], tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Probability of improvement for each pair of groups with the same environments. `tasks`: each group's scores by
-    environment.
+    """Compute the probability of improvement for each pair of groups with the same environments. `tasks` are each
+    group's scores by environment.
     """
     from operant.plot import statistics
 

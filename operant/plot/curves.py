@@ -22,8 +22,8 @@ _SHORTEST_TAIL: Final = 0.01
 
 
 class Band(NamedTuple):
-    """Curve of a group over G points: mean and 95 % bootstrap interval (None for a single run). `marked`: x of the
-    measured values. `tails`: curves (x, values) of single runs beyond the end of the shortest.
+    """Mean learning curve of a group over G points, with its 95 % bootstrap interval (None for a single run). `marked`
+    is the x of the measured values, `tails` are curves (x, values) of single runs beyond the end of the shortest run.
     """
 
     x: Floats
@@ -35,8 +35,8 @@ class Band(NamedTuple):
 
 
 def grid(xs: Sequence[Floats]) -> tuple[Floats, Floats | None]:
-    """Grid of x values (G) for a group's curve, from the latest start to the earliest end of its runs. Also the x of
-    the measured values if they are few, else None.
+    """Make the grid of x values (G) for a group's curve, from the latest start to the earliest end of its runs. Also
+    returns the x of the measured values if they are few, else None.
     """
     first, last = max(x.min() for x in xs), min(x.max() for x in xs)
     x_grid, positions = np.linspace(first, max(first, last), GRID_POINTS), np.unique(np.concatenate(xs))
@@ -45,7 +45,7 @@ def grid(xs: Sequence[Floats]) -> tuple[Floats, Floats | None]:
 
 
 def curve(x: Floats, values: Floats, x_grid: Floats, smooth: float) -> Floats:
-    """Resample a run's values on the grid, (G): mean over a trailing window of `smooth` times the grid's range.
+    """Resample a run's values on a grid, (G), as the mean over a trailing window of `smooth` times the grid's range.
 
     A window without values, and smoothing 0, give linear interpolation.
     """
@@ -62,8 +62,8 @@ def curve(x: Floats, values: Floats, x_grid: Floats, smooth: float) -> Floats:
 
 
 def tail(x: Floats, values: Floats, x_grid: Floats, smooth: float) -> tuple[Floats, Floats] | None:
-    """Curve of a run (x, values) beyond the end of its group's grid; None if that is shorter than a hundredth of the
-    grid.
+    """Resample the part of a run's values beyond the end of its group's grid, as (x, values); None if that part is
+    shorter than a hundredth of the grid.
     """
     end, last = x_grid[-1], float(x.max())
     if last - end < _SHORTEST_TAIL * (end - x_grid[0]):
@@ -73,7 +73,9 @@ def tail(x: Floats, values: Floats, x_grid: Floats, smooth: float) -> tuple[Floa
 
 
 def band(x_grid: Floats, curves: Sequence[Floats], marked: Floats | None = None) -> Band:
-    """Mean of the curves of R runs, (G) each, with its percentile bootstrap interval."""
+    """Average the curves of R runs, (G) each, and compute the mean's percentile bootstrap interval. `marked` is the x
+    of the measured values.
+    """
     rows = np.stack(curves)
     if len(rows) < 2:
         return Band(x_grid, rows[0], None, None, marked)

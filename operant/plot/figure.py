@@ -56,8 +56,8 @@ def learning_curves(
     target: Mapping[str, float],
     note: str,
 ) -> Figure:
-    """Figure of learning curves, a panel for each environment: a line and band for each group, markers if values are
-    few, and the target if all runs share it. `metrics`: label of the y axis by environment.
+    """Draw a figure of learning curves with a panel for each environment: a line and band for each group, markers if
+    values are few, and the target if all runs share it. `metrics` are the labels of the y axes.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _panels(len(panels))
@@ -92,8 +92,8 @@ def learning_curves(
 def profiles(
     panels: Mapping[str, tuple[Floats, Sequence[tuple[str, tuple[Floats, Floats | None, Floats | None]]]]], *, note: str
 ) -> Figure:
-    """Figure of performance profiles, a panel for each environment: share of runs that score above each threshold. A
-    panel is its thresholds and (label, (value, low, high)) lines.
+    """Draw a figure of performance profiles with a panel for each environment: the share of runs that score above each
+    threshold. A panel is its thresholds and (label, (value, low, high)) lines.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _panels(len(panels))
@@ -114,8 +114,8 @@ def profiles(
 
 
 def intervals(panels: Mapping[str, Mapping[str, Sequence[tuple[str, Any]]]], *, note: str) -> Figure:
-    """Figure of statistics with intervals: a row of panels for each environment, a panel for each statistic, a bar for
-    each group.
+    """Draw a figure of statistics with intervals: a row of panels for each environment, a panel for each statistic, a
+    bar for each group.
     """
     with mpl.rc_context(STYLE):
         bars = max(len(estimates) for columns in panels.values() for estimates in columns.values())
@@ -151,22 +151,24 @@ def intervals(panels: Mapping[str, Mapping[str, Sequence[tuple[str, Any]]]], *, 
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure. Equal figures give equal bytes. Raises OSError."""
+    """Write a figure to a file. Equal figures give equal bytes. Raises OSError."""
     metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(path.suffix[1:], {})
     with mpl.rc_context(STYLE):
         figure.savefig(path, metadata=metadata, bbox_inches="tight", pad_inches=0.05)
 
 
 def _wrapped(text: str, characters: int) -> str:
-    """Text wrapped to at most two lines of `characters`, with ` ...` if it is cut."""
+    """Wrap a text to at most two lines of `characters`, with ` ...` if it is cut."""
     return "\n".join(textwrap.wrap(text, characters, max_lines=2, placeholder=" ...")) or text
 
 
 def _style(k: int) -> dict[str, Any]:
+    """Colour and line pattern of group number `k`."""
     return {"color": COLOURS[k % len(COLOURS)], "linestyle": DASHES[k % len(DASHES)]}
 
 
 def _panels(count: int, *, height: float = HEIGHT, across: int = 3) -> tuple[Figure, list[Any]]:
+    """Create a figure with `count` panels, at most `across` in a row; returns it and its axes."""
     columns = min(count, across)
     rows = -(-count // columns)
     figure = Figure(figsize=(WIDTH * columns, height * rows), layout="constrained")
@@ -177,7 +179,7 @@ def _panels(count: int, *, height: float = HEIGHT, across: int = 3) -> tuple[Fig
 
 
 def _finish(figure: Figure, axes: Sequence[Any], note: str, *, legend: bool = True) -> None:
-    """Add a legend above the panels (`legend`, if there are several lines) and the note below."""
+    """Add the note below the panels and, with `legend` and several lines, a legend above them."""
     handles: dict[str, Any] = {}
     for ax in axes:
         handles |= {

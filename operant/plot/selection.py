@@ -24,7 +24,7 @@ _HIGHEST = 1e100  # sums and squares of smaller values are finite
 
 
 class Entry(NamedTuple):
-    """A run to compare, with its records and its configuration by dotted key."""
+    """Run to be compared, with its records and its configuration by dotted key."""
 
     run: Run
     columns: Columns
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
 
     def values(self, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Steps, seconds and values of the records in which a metric has a finite value that can be drawn. Evaluations
-        come with their exact steps.
+        have their exact steps.
         """
         columns = self.columns
         if metric == EVALUATION and (evaluations := runs.evaluated(self.run.path)):
@@ -69,7 +69,7 @@ class Entry(NamedTuple):
 
     @property
     def score(self) -> float:
-        """Mean return of the last evaluation; without evaluations that of the last tenth of the records; NaN without
+        """Mean return of the last evaluation, or without evaluations that of the last tenth of the records; NaN without
         either.
         """
         evaluations = self.values(EVALUATION)[2]
@@ -80,8 +80,8 @@ class Entry(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Runs that differ only in their seed, and their label. Groups of one method on several environments have the same
-    `method`.
+    """Group of runs that differ only in their seed, with a label. Groups of one method on several environments have the
+    same `method`.
     """
 
     label: str
@@ -117,7 +117,7 @@ def distinct(entries: Sequence[Entry]) -> tuple[list[Entry], list[tuple[Entry, E
 
 
 def groups(entries: Sequence[Entry], names: Mapping[Path, str] | None = None) -> list[Group]:
-    """Group runs that differ only in their seed, in the order of their first runs. `names`: labels by the path of a
+    """Group runs that differ only in their seed, in the order of their first runs. `names` are labels by the path of a
     run.
     """
     names = names or {}
@@ -139,7 +139,7 @@ def groups(entries: Sequence[Entry], names: Mapping[Path, str] | None = None) ->
 
 
 def differences(grouped: Sequence[Group]) -> dict[str, list[Any]]:
-    """Keys in which groups differ, with the value in each group; None where a group lacks the key."""
+    """Find the keys in which groups differ, with the value of each group; None where a group lacks the key."""
     configs = [group.entries[0].config for group in grouped]
     keys = sorted({key for config in configs for key in config if key not in _NOT_COMPARED})
     values = {key: [config.get(key) for config in configs] for key in keys}
@@ -147,8 +147,8 @@ def differences(grouped: Sequence[Group]) -> dict[str, list[Any]]:
 
 
 def _labels(firsts: Sequence[Entry], named: Sequence[str | None]) -> list[tuple[str, str]]:
-    """Short (label, method) of groups, given their first runs: the name in `named`, else the algorithm and, if needed,
-    the keys that differ. A label may add the environment.
+    """Choose the (label, method) of groups, given their first runs: the name in `named`, else the algorithm and, if
+    needed, the keys that differ. A label may add the environment.
     """
     algorithms = [
         str(entry.config.get("algo.name") or runs.text_of(entry.run.document, "algo") or "?") for entry in firsts
@@ -181,4 +181,5 @@ def _labels(firsts: Sequence[Entry], named: Sequence[str | None]) -> list[tuple[
 
 
 def _short(value: Any) -> str:
+    """Format a value for a label, floats briefly."""
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -19,7 +19,7 @@ RESAMPLES = 2000
 
 
 class Estimate(NamedTuple):
-    """A statistic with the ends of its 95 % interval; None for both if a task has a single run."""
+    """Statistic with the ends of its 95 % interval, which are None if a task has a single run."""
 
     value: float
     low: float | None
@@ -27,8 +27,8 @@ class Estimate(NamedTuple):
 
 
 def interquartile_mean(tasks: Sequence[Floats]) -> Estimate:
-    """Mean of the middle half of all scores. The lowest and highest quarters, rounded down to whole runs, are left
-    out.
+    """Estimate the mean of the middle half of all scores of a group, one array per task. The lowest and highest
+    quarters, rounded down to whole runs, are left out.
     """
     return _estimated(
         list(tasks), lambda *rows, axis: stats.trim_mean(np.concatenate(rows, axis=axis), 0.25, axis=axis)
@@ -36,13 +36,13 @@ def interquartile_mean(tasks: Sequence[Floats]) -> Estimate:
 
 
 def mean(tasks: Sequence[Floats]) -> Estimate:
-    """Mean of all scores of all tasks."""
+    """Estimate the mean of all scores of a group, one array per task."""
     return _estimated(list(tasks), lambda *rows, axis: np.mean(np.concatenate(rows, axis=axis), axis=axis))
 
 
 def probability_of_improvement(tasks: Sequence[Floats], others: Sequence[Floats]) -> Estimate:
-    """Probability that a run of the first group (`tasks`) scores higher than one of the second (`others`) on the same
-    task. Ties count half; mean over tasks.
+    """Estimate the probability that a run of the first group (`tasks`) scores higher than one of the second (`others`)
+    on the same task, averaged over tasks. Ties count half.
     """
     count = len(tasks)
 
@@ -57,8 +57,8 @@ def probability_of_improvement(tasks: Sequence[Floats], others: Sequence[Floats]
 
 
 def performance_profile(tasks: Sequence[Floats], thresholds: Floats) -> tuple[Floats, Floats | None, Floats | None]:
-    """Share of runs that score above each of T thresholds, averaged over tasks, and the ends of its 95 % interval (None
-    with a single run); (T) each.
+    """Compute the share of a group's runs that score above each of T thresholds, averaged over tasks, and the ends of
+    its 95 % interval (None with a single run); (T) each.
     """
 
     def statistic(*rows: Floats, axis: int) -> Floats:
@@ -77,6 +77,7 @@ def performance_profile(tasks: Sequence[Floats], thresholds: Floats) -> tuple[Fl
 
 
 def _estimated(samples: list[Floats], statistic: Callable[..., Floats]) -> Estimate:
+    """Compute a statistic of samples and its 95 % bootstrap interval."""
     value = float(statistic(*samples, axis=-1))
     if min(map(len, samples)) < 2:
         return Estimate(value, None, None)

@@ -30,8 +30,8 @@ _MOST_FAILURES: Final = 5  # failed trials before the first that has not failed
 
 @dataclass(eq=False, kw_only=True)
 class SweepTrial(Trial):
-    """A trial of a sweep: the search engine's trial and its values. Its runs differ in run.seed alone; `results` grows
-    as they end.
+    """Trial of a sweep: the search engine's trial and its values of the searched keys. Its runs differ in run.seed
+    alone; `results` grows as they end.
     """
 
     engine: Any  # optuna.Trial
@@ -42,8 +42,8 @@ class SweepTrial(Trial):
 
 
 def worker_count(plan: Plan, workers: int | None) -> tuple[int, int]:
-    """Number of runs that train at the same time on this machine (`workers`, None: by the plan), and number of GPUs
-    they are spread over.
+    """Number of runs that train at the same time on this machine, and number of GPUs that they are spread over.
+    `workers` None means the number that the plan gives.
     """
     import torch
 
@@ -54,8 +54,8 @@ def worker_count(plan: Plan, workers: int | None) -> tuple[int, int]:
 
 
 class SweepJournal(Journal[SweepTrial]):
-    """Trials of a sweep for the scheduler, stored by the search engine. `say` takes a sentence about each trial that
-    has ended. `trusted` allows code that is not known to be this user's.
+    """Journal of a sweep's trials for the scheduler, stored by the search engine. `say` receives a sentence about each
+    trial that has ended. `trusted` allows code that is not known to be this user's.
     """
 
     def __init__(self, plan: Plan, *, devices: int, say: Callable[[str], None], trusted: bool) -> None:
@@ -68,11 +68,14 @@ class SweepJournal(Journal[SweepTrial]):
     # trials
 
     def unfinished(self) -> list[SweepTrial]:
-        """Trials taken over from processes that have ended, with the results that their runs have."""
+        """Take over the trials of processes that have ended, with the results that their runs have; [] if there are
+        none.
+        """
         with self.study.turn():
             return [self._take_over(trial) for trial in self.study.abandoned()]
 
     def _take_over(self, abandoned: Any) -> SweepTrial:
+        """Take over a trial of a process that has ended: record its complete runs, and let the others train."""
         ids = claim(abandoned).get("runs") or self._ids(abandoned.number)
         engine, values = self.study.take_over(abandoned, ids)
         trial = SweepTrial(
@@ -96,7 +99,7 @@ class SweepJournal(Journal[SweepTrial]):
         return trial
 
     def next_trial(self) -> SweepTrial | None:
-        """Ask the engine for a trial; None if the budget is spent, or a file of the user has changed."""
+        """Ask the search engine for a new trial; None if the budget is spent or a file of the user has changed."""
         if changed := sweeps.changed_files(self.plan.folder):
             self._say(f"{changed} has changed since the sweep began: no further trial starts")
             return None
@@ -115,13 +118,13 @@ class SweepJournal(Journal[SweepTrial]):
 
     @property
     def asks_ahead(self) -> bool:
-        """Whether runs are so short that the search engine's time matters. A trial created ahead does not know the
-        latest result.
+        """Whether runs are so short that the search engine's time matters, so that trials are created ahead. Such a
+        trial does not know the latest results.
         """
         return self._usual_s < _SHORT_S
 
     def _ids(self, number: int) -> list[str]:
-        """Intended ids of the runs of trial `number`."""
+        """Intended ids of the runs of trial number `number`."""
         own = self.plan.settings.seeds
         seeds = [f".{self.plan.config.run.seed + index}" if own > 1 else "" for index in range(own)]
         return [f"{self.plan.name}.{number}{seed}" for seed in seeds]
@@ -129,7 +132,9 @@ class SweepJournal(Journal[SweepTrial]):
     # runs
 
     def request(self, trial: SweepTrial, index: int, worker: int) -> Mapping[str, Any]:
-        """Configuration of the sweep with the trial's values, and the seed and the device of the run."""
+        """Make the configuration request of run `index` of a trial: the sweep's configuration with the trial's values,
+        the run's seed, and the device of worker number `worker`.
+        """
         device = self.plan.config.run.device
         overrides = self.plan.overrides(trial.values)
         overrides += [f"run.seed={self.plan.config.run.seed + index}", "run.seeds=1", f"run.name={trial.ids[index]}"]
@@ -138,14 +143,14 @@ class SweepJournal(Journal[SweepTrial]):
         return replace(self.plan.request, overrides=tuple(overrides)).document()
 
     def is_resumable(self, run: Run) -> bool:
-        """Whether a run that has ended is resumed. Not where seconds are the objective: only those of the last session
-        are known.
+        """Whether a run that has ended can be resumed. Never if the objective is a time, because only that of the last
+        session is known.
         """
         timed = self.plan.settings.pareto or self.plan.settings.objective == "time_to_target"
         return not timed and super().is_resumable(run) and run.config_path.is_file()
 
     def save_ids(self, trial: SweepTrial) -> None:
-        """Record the ids of a trial's runs in the search engine, and report each intended id that another run has."""
+        """Record the ids of a trial's runs in the search engine, and report each intended id that is already in use."""
         self.study.claim(trial.engine, list(trial.ids.values()))
         for index, name in enumerate(self._ids(trial.number)):
             if trial.ids[index] != name and os.path.lexists(self.root / name):
@@ -154,7 +159,9 @@ class SweepJournal(Journal[SweepTrial]):
                 )
 
     def run_ended(self, trial: SweepTrial, index: int, run: Run, code: int) -> None:
-        """Record the result of a trial's run. A run stopped by others prunes the trial, a failed one fails it."""
+        """Record the result of run `index` of a trial, which ended with exit code `code`. A run stopped by a user
+        prunes the trial, a failed run fails it.
+        """
         trial.results[index] = results.of_run(run)
         trial.finished += code == 0
         if code == 0 or trial.verdict == "fail" or (code == StoppedError.exit_code and trial.verdict):
@@ -170,7 +177,9 @@ class SweepJournal(Journal[SweepTrial]):
     # results
 
     def observe(self, trial: SweepTrial) -> None:
-        """Report new evaluations to the pruner, and end the trial if it is hopeless. Nothing with two objectives."""
+        """Report new evaluations of a trial to the pruner, and end the trial if it is hopeless. Does nothing with two
+        objectives.
+        """
         settings = self.plan.settings
         if settings.pareto:
             return

@@ -68,7 +68,7 @@ class Settings(Section, use_attribute_docstrings=True):
 
 @dataclass(frozen=True)
 class Outline:
-    """A sweep as its folder describes it, enough to show it: no code that it names is imported."""
+    """Description of a sweep as its folder states it, enough to show it. No code that it names is imported."""
 
     name: str
     folder: Path
@@ -92,7 +92,7 @@ class Outline:
         )
 
     def decoded(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Configuration values for the `params` of a stored trial, in which lists are text."""
+        """Convert the `params` of a stored trial, in which lists are text, to configuration values by key."""
         lists = {
             dimension.key: {space.stored(choice): choice for choice in dimension.choices} for dimension in self.space
         }
@@ -106,17 +106,17 @@ class Outline:
 
 @dataclass(frozen=True)
 class Plan(Outline):
-    """A sweep that this process can work on: its outline, and the request and configuration that all trials share."""
+    """Sweep that this process can work on: its outline, and the request and configuration that all trials share."""
 
     request: Request
     config: load.Config
 
     def values(self, sampler: Any) -> dict[str, Any]:
-        """Sample a value for each searched key whose conditions hold."""
+        """Sample a value for each searched key whose conditions hold, by key."""
         return space.values(self.space, sampler)
 
     def overrides(self, values: Mapping[str, Any]) -> list[str]:
-        """Values as overrides `section.key=value`."""
+        """Format values as overrides `section.key=value`."""
         return [space.override(key, value) for key, value in values.items()]
 
     @property
@@ -129,9 +129,9 @@ class Plan(Outline):
 
 
 def make(request: Request, root: str | None, name: str | None, trusted: bool = False) -> Plan:
-    """Make the plan of a command line and its folder, or check that an existing sweep is equal. `root`: value of
-    --runs; `name`: name of the sweep. `trusted` allows code that is not known to be this user's. Raises ConfigError,
-    UsageError and MachineError.
+    """Make the plan of a sweep and its folder, or check that an existing sweep is equal. `root` is the value of --runs,
+    `name` the sweep's name; `trusted` allows code that is not known to be this user's. Raises ConfigError, UsageError
+    and MachineError.
     """
     written = raw.read(request.source, request.all_overrides())
     table = written.data.get("sweep", {})
@@ -166,7 +166,8 @@ def make(request: Request, root: str | None, name: str | None, trusted: bool = F
 
 def join(folder: Path, trusted: bool = False) -> Plan:
     """Load the plan of an existing sweep from its folder. `trusted` allows code that is not known to be this user's.
-    Raises NotFoundError, ConfigError, UntrustedError, and UsageError if the folder holds symbolic links.
+    Raises NotFoundError, ConfigError, UntrustedError, and UsageError if files have changed or the folder contains
+    symbolic links.
     """
     sketch = outline(folder)
     _check_links(folder)
@@ -196,7 +197,9 @@ def outline(folder: Path) -> Outline:
 
 
 def _check_links(folder: Path) -> None:
-    """Raise UsageError if the folder holds a symbolic link or a special file where the sweep would write."""
+    """Check that a sweep's folder contains no symbolic link or special file where the sweep would write. Raises
+    UsageError.
+    """
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             regular = entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
@@ -208,8 +211,8 @@ def _check_links(folder: Path) -> None:
 
 
 def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dimension]]:
-    """Settings and search space from `table`, the section `[sweep]`. Raises ConfigError with all problems, which are
-    added to `written`.
+    """Read settings and search space from `table`, the section `[sweep]`. Raises ConfigError with all problems, which
+    are added to `written`.
     """
     written.raise_problems()  # invalid TOML has no sections
     if not isinstance(table, dict) or not table:
@@ -250,8 +253,8 @@ def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dim
 def _check_values(
     request: Request, config: load.Config, settings: Settings, dimensions: list[space.Dimension], trusted: bool
 ) -> None:
-    """Raise ConfigError if a value of the search space is invalid for its key, or if the objective cannot be measured.
-    `trusted` allows code that is not known to be this user's.
+    """Check that the values of the search space are valid for their keys, and that the objective can be measured.
+    `trusted` allows code that is not known to be this user's. Raises ConfigError.
     """
     problems = []
     for dimension in dimensions:
@@ -277,8 +280,8 @@ def _check_values(
 
 
 def _check_unchanged(folder: Path, text: str, trusted: bool) -> None:
-    """Raise UsageError if the sweep in `folder` has another configuration than `text`, a sweep.toml. Keys added by a
-    later version have their defaults. `trusted` allows code that is not known to be this user's.
+    """Check that the sweep in `folder` has the configuration `text`, a sweep.toml. Keys added by a later version have
+    their defaults. `trusted` allows code that is not known to be this user's. Raises UsageError.
     """
     begun, table = join(folder, trusted), tomli.loads((folder / FILE).read_text(encoding="utf-8"))["sweep"]
     before, after = (dict(raw.flat(_fixed_keys(one))) for one in (_file_text(begun.config, table), text))
@@ -292,18 +295,19 @@ def _check_unchanged(folder: Path, text: str, trusted: bool) -> None:
 
 
 def _file_text(config: load.Config, table: Any) -> str:
-    """Text of sweep.toml: the configuration and `table`, the section `[sweep]`."""
+    """Format sweep.toml: the configuration and `table`, the section `[sweep]`."""
     return load.to_toml(config) + "\n" + tomli_w.dumps({"sweep": table})
 
 
 def _fixed_keys(text: str) -> dict[str, Any]:
-    """Tables of a sweep.toml without the keys that may change once the sweep has begun."""
+    """Parse a sweep.toml and drop the keys that may change once the sweep has begun."""
     data = tomli.loads(text)
     data["sweep"] = {key: value for key, value in data["sweep"].items() if key not in _FREE}
     return data
 
 
 def _write(folder: Path, text: str, code_files: list[Path]) -> None:
+    """Write sweep.toml and the identity of a new sweep to its folder. Raises MachineError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (folder / FILE).exists():

@@ -40,8 +40,8 @@ def load_sweep(folder: Path) -> tuple[Outline, study.Trials]:
 
 
 def state(plan: Outline, trial: Any) -> str:
-    """State of a trial in lower case, as the engine stores it; "interrupted" for a running one that no process works
-    on.
+    """State of a trial in lower case, such as "complete" or "pruned"; "interrupted" for a running one that no process
+    works on.
     """
     if trial.state.name != "RUNNING" or not study.is_gone(trial):
         return str(trial.state.name.lower())
@@ -50,7 +50,7 @@ def state(plan: Outline, trial: Any) -> str:
 
 
 def counts(plan: Outline, trials: Sequence[Any]) -> dict[str, int]:
-    """Number of trials in each state."""
+    """Count the trials in each state."""
     count = dict.fromkeys(("complete", "pruned", "fail", "running", "interrupted"), 0)
     for trial in trials:
         word = state(plan, trial)
@@ -59,8 +59,8 @@ def counts(plan: Outline, trials: Sequence[Any]) -> dict[str, int]:
 
 
 def repeats(trials: Sequence[Any]) -> dict[int, int]:
-    """Complete trials that repeat the values, and so the seeds, of an earlier one: their number to the earlier one's.
-    Repeated trials count once.
+    """Find complete trials that repeat the values (and so the seeds) of an earlier one: their number to the earlier
+    one's. A value that is repeated counts once.
     """
     first: dict[str, int] = {}
     complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
@@ -71,7 +71,7 @@ def repeats(trials: Sequence[Any]) -> dict[int, int]:
 
 
 def ranked(plan: Outline, trials: Sequence[Any]) -> list[Any]:
-    """Complete trials, best first, without `repeats`."""
+    """Sort the complete trials, best first, without those that repeat an earlier one."""
     repeated = repeats(trials)
     return sorted(
         (trial for trial in trials if trial.state.name == "COMPLETE" and trial.number not in repeated),
@@ -81,7 +81,7 @@ def ranked(plan: Outline, trials: Sequence[Any]) -> list[Any]:
 
 
 def overrides_line(trial: Any, plan: Outline) -> str:
-    """Values of a trial in one line, such as `learning_rate=0.001 gamma=0.99`."""
+    """Format the values of a trial in one line, such as `learning_rate=0.001 gamma=0.99`."""
     values = plan.decoded(trial.params)
     return "  ".join(
         f"{key.partition('.')[2]}={f'{value:.3g}' if isinstance(value, float) else value}"
@@ -90,7 +90,7 @@ def overrides_line(trial: Any, plan: Outline) -> str:
 
 
 def document(plan: Outline, search: study.Trials) -> dict[str, Any]:
-    """Summary of a sweep and its trials, as `--json` prints it."""
+    """Summarise a sweep and its trials as a JSON-serialisable dict, which `--json` prints."""
     trials = search.trials()
     repeated = repeats(trials)
     rows = [
@@ -122,7 +122,7 @@ def document(plan: Outline, search: study.Trials) -> dict[str, Any]:
 
 def write_best(plan: Plan, search: study.Study, trusted: bool = False) -> Path | None:
     """Write best.toml: the recipe of the best trial (with two objectives: by the first), with the evidence in comments.
-    Returns its path; None before a trial is complete. `trusted` allows code that is not known to be this user's.
+    Returns its path, or None if no trial is complete. `trusted` allows code that is not known to be this user's.
     """
     front = search.best()
     if not front:
@@ -141,8 +141,8 @@ def write_best(plan: Plan, search: study.Study, trusted: bool = False) -> Path |
 
 
 def _evidence(plan: Plan, search: study.Study, best: Any, chosen: list[str]) -> list[str]:
-    """Comment lines of best.toml above the recipe: trials, scores and importances behind it. `chosen`: overrides of the
-    `best` trial.
+    """Compose the comment lines of best.toml above the recipe: the trials, scores and importances behind it. `chosen`
+    are the overrides of the `best` trial.
     """
     trials, own = search.trials(), plan.settings
     repeated, complete = len(repeats(trials)), ranked(plan, trials)
@@ -182,8 +182,8 @@ def _evidence(plan: Plan, search: study.Study, best: Any, chosen: list[str]) -> 
 
 
 def plots(plan: Plan, search: study.Study) -> list[Path] | str:
-    """Draw progress, importance and parallel coordinates, with two objectives also the Pareto front. Returns the files,
-    or a sentence that says why there are none.
+    """Draw progress, importance and parallel coordinates of a sweep, with two objectives also the Pareto front. Returns
+    the files, or a sentence that says why there are none.
     """
     try:
         import matplotlib as mpl
@@ -213,6 +213,7 @@ def plots(plan: Plan, search: study.Study) -> list[Path] | str:
 
 
 def _progress(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
+    """Draw the value of each trial and the best so far. Returns True: it can always be drawn."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     best: list[float] = []
@@ -231,6 +232,7 @@ def _progress(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -
 
 
 def _importance(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
+    """Draw the importance of each searched key as bars. Returns whether anything was drawn."""
     shares = search.importances()
     if not shares or not any(shares.values()):
         return False
@@ -241,6 +243,7 @@ def _importance(axes: Any, plan: Plan, search: study.Study, complete: list[Any])
 
 
 def _front(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
+    """Draw the trials by training time and objective, with the Pareto front. Returns True: it can always be drawn."""
     front = sorted(search.best(), key=lambda trial: trial.values[1])
     axes.plot(
         [trial.values[1] for trial in complete],
@@ -263,8 +266,8 @@ def _front(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> b
 
 
 def _parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
-    """Draw parallel coordinates: a line for each trial through its value of each key, colored by the objective, the
-    best on top. Returns whether anything was drawn.
+    """Draw parallel coordinates: a line for each trial through its value of each key, coloured by the objective, the
+    best on top. Returns True: they can always be drawn.
     """
     import matplotlib as mpl
 
@@ -296,13 +299,13 @@ def _parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -
 
 
 def _end_label(axes: Any, column: int, y: float, text: str) -> None:
-    """Label an end of a parallel coordinate, below or above the lines that meet there."""
+    """Label an end (`y` 0 or 1) of a parallel coordinate, below or above the lines that meet there."""
     axes.text(column, y + (0.03 if y else -0.03), text, ha="center", va="bottom" if y else "top", fontsize=7)
 
 
 def lines(plan: Outline, search: study.Trials, active: Sequence[Any], columns: int) -> list[str]:
-    """Table of a sweep: a line of totals, the trials that train (`active`), then the best ones, at most `columns`
-    wide.
+    """Compose the table of a sweep for a terminal of `columns` columns: a line of totals, the trials that train
+    (`active`), then the best ones.
     """
     trials = search.trials()
     states, repeated, complete = counts(plan, trials), repeats(trials), ranked(plan, trials)

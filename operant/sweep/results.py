@@ -16,7 +16,7 @@ _MISSED = 10
 
 
 class Point(NamedTuple):
-    """One evaluation of a run: step, mean return and 95 % interval (None if unknown)."""
+    """Evaluation of a run: step, mean return and 95 % interval (None if unknown)."""
 
     step: int
     mean: float
@@ -24,7 +24,7 @@ class Point(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Evaluations, steps and seconds of one run, and whether it has reached its target."""
+    """Result of one run of a trial: evaluations, steps, seconds, and whether it reached its target."""
 
     points: tuple[Point, ...]
     steps: int  # environment steps
@@ -33,7 +33,7 @@ class Result(NamedTuple):
 
 
 def points(run: Run) -> tuple[Point, ...]:
-    """Evaluations of a run so far, ordered by step."""
+    """Read the evaluations of a run so far, ordered by step."""
     return tuple(Point(one["step"], one["mean"], runs.number_of(one, "ci95")) for one in runs.evaluated(run.path))
 
 
@@ -48,7 +48,9 @@ def of_run(run: Run) -> Result:
 
 
 def value(result: Result, objective: str, planned: int) -> float | None:
-    """Objective of one run with `planned` steps; None without an evaluation."""
+    """Compute the objective of one run ("score", "time_to_target" or "area"), which was planned to take `planned`
+    steps; None without an evaluation.
+    """
     if not result.points:
         return None
     if objective == "time_to_target":
@@ -57,8 +59,8 @@ def value(result: Result, objective: str, planned: int) -> float | None:
 
 
 def area(evaluations: Sequence[Point], steps: int) -> float:
-    """Mean of the evaluations over steps 0 to `steps`: linear between two, constant before the first and after the
-    last.
+    """Mean of the evaluations over steps 0 to `steps`: linear between two evaluations, constant before the first and
+    after the last.
     """
     first, last = evaluations[0], evaluations[-1]
     total = first.mean * first.step + last.mean * max(0, steps - last.step)
@@ -70,5 +72,7 @@ def area(evaluations: Sequence[Point], steps: int) -> float:
 
 
 def percent(step: int, steps: int) -> int:
-    """Progress of a run in whole percent, 1 to 100: an axis that trials with different horizons and lanes share."""
+    """Progress of a run in whole percent, 1 to 100, at `step` of `steps`. It is an axis that trials with different
+    horizons and lanes share.
+    """
     return max(1, min(100, round(100 * step / max(1, steps))))

@@ -28,22 +28,24 @@ _FIXED = {
 
 
 class Sampler(Protocol):
-    """Protocol of a source of sampled values: a trial of the search engine. `name` is the searched key."""
+    """Interface of a source of sampled values: a trial of the search engine. `name` is the searched key."""
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        """Sample a float of [low, high], in multiples of `step` from `low`; `log`: log-uniformly."""
+        """Sample a float in [low, high]: log-uniformly with `log`, in multiples of `step` from `low` if given."""
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        """Sample an integer of [low, high], in multiples of `step` from `low`; `log`: log-uniformly."""
+        """Sample an integer in [low, high]: log-uniformly with `log`, in multiples of `step` from `low`."""
 
     def suggest_categorical(self, name: str, choices: Any) -> Any:
-        """Sample one of the choices, uniformly or as the search engine prefers."""
+        """Choose one of `choices`, uniformly or as the search engine prefers."""
 
 
 class Dimension(NamedTuple):
-    """A searched key: its range or choices, and the conditions on other keys (`when`) under which it is sampled."""
+    """Dimension of the search space: a searched key with its range or choices, and the conditions on other keys
+    (`when`) under which it is sampled.
+    """
 
     key: str
     kind: str  # of _KINDS
@@ -55,7 +57,7 @@ class Dimension(NamedTuple):
     when: tuple[tuple[str, tuple[Any, ...]], ...] = ()  # conditions: (key, allowed values)
 
     def sample(self, sampler: Sampler) -> Any:
-        """Sample a value of this key."""
+        """Sample a value of this key from the search engine."""
         if self.kind == "choice":
             named = {stored(choice): choice for choice in self.choices}
             return named[sampler.suggest_categorical(self.key, list(named))]
@@ -66,12 +68,12 @@ class Dimension(NamedTuple):
         return sampler.suggest_float(self.key, self.low, self.high, step=self.step, log=self.kind == "log")
 
     def samples(self) -> tuple[Any, ...]:
-        """Values whose validity shows that of all: both ends, or every choice."""
+        """Values that are checked in place of all: both ends of the range, or every choice."""
         ends = (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
         return self.choices if self.kind == "choice" else ends
 
     def holds(self, value: Any) -> bool:
-        """Whether this range contains a value."""
+        """Whether the range or the choices contain a value."""
         if self.kind == "choice":
             return value in self.choices
         number = isinstance(value, int if self.whole else int | float) and not isinstance(value, bool)
@@ -82,7 +84,7 @@ class Dimension(NamedTuple):
         )
 
     def height(self, value: Any) -> float:
-        """Relative position of a stored value in this range, 0 for the lowest to 1 for the highest, on a log axis for a
+        """Position of a stored value within the range, from 0 for the lowest to 1 for the highest, on a log axis for a
         log range; NaN for None.
         """
         if value is None:
@@ -95,7 +97,7 @@ class Dimension(NamedTuple):
 
 
 def stored(choice: Any) -> Any:
-    """Choice as the engine stores it: lists and tables as JSON text."""
+    """Convert a choice to the form that the search engine stores: lists and tables become JSON text."""
     return json.dumps(choice) if isinstance(choice, list | dict) else choice
 
 
@@ -109,8 +111,8 @@ def values(space: Sequence[Dimension], sampler: Sampler) -> dict[str, Any]:
 
 
 def own(space: Sequence[Dimension], configured: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a configuration (`configured`, by dotted key) for the searched keys, as the engine stores them; {} if
-    one lies outside the space.
+    """Values that a configuration (`configured`, by dotted key) has for the searched keys, as the search engine stores
+    them; {} if one lies outside the space.
     """
     chosen: dict[str, Any] = {}
     for dimension in space:
@@ -122,7 +124,7 @@ def own(space: Sequence[Dimension], configured: Mapping[str, Any]) -> dict[str, 
 
 
 def override(key: str, value: Any) -> str:
-    """Override `key=value` of the command line."""
+    """Format an override `key=value` for the command line."""
     return f"{key}={value if isinstance(value, float) else json.dumps(value)}"
 
 
@@ -131,8 +133,8 @@ def override(key: str, value: Any) -> str:
 
 
 def parse(tables: Mapping[str, Any], problem: Callable[[tuple[str, ...], str], None]) -> list[Dimension]:
-    """Search space from the nested tables of `[sweep]`, each key after those of its conditions. `problem` is called
-    with each invalid key and a message.
+    """Parse the search space from the nested tables of `[sweep]`, each key after those of its conditions. `problem` is
+    called with each invalid key and a message.
     """
     dimensions: dict[str, Dimension] = {}
     for path, table in _dimensions(tables, problem):
@@ -152,6 +154,9 @@ def parse(tables: Mapping[str, Any], problem: Callable[[tuple[str, ...], str], N
 def _dimensions(
     tables: Mapping[str, Any], problem: Callable[[tuple[str, ...], str], None], above: tuple[str, ...] = ()
 ) -> Iterator[Any]:
+    """Yield (path, table) for each searched key in nested tables; `problem` is called with anything else. `above` is
+    the path of `tables`.
+    """
     for name, table in tables.items():
         path = (*above, name)
         if not isinstance(table, Mapping):
@@ -165,7 +170,7 @@ def _dimensions(
 
 
 def _dimension(key: str, table: Mapping[str, Any]) -> Dimension | str:
-    """Parse a searched key's `table` from `[sweep]`. Returns a message if it is invalid."""
+    """Parse the `table` of a searched key in `[sweep]`. Returns the dimension, or a message if the table is invalid."""
     kinds = [word for word in _KINDS if word in table]
     if unknown := [word for word in table if word not in _WORDS]:
         return f"unknown word {unknown[0]!r} (allowed: {', '.join(_WORDS)})"
@@ -205,6 +210,9 @@ def _dimension(key: str, table: Mapping[str, Any]) -> Dimension | str:
 
 
 def _conditions(table: Any, above: str = "") -> tuple[tuple[str, tuple[Any, ...]], ...] | str:
+    """Parse the conditions of a searched key: pairs of another key and its allowed values. Returns a message if `table`
+    is invalid. `above` is the prefix of nested keys.
+    """
     if not isinstance(table, Mapping):
         return f'when should be a table of keys and values, such as {{"net.kind" = "cnn"}} (got {table!r})'
     conditions: list[tuple[str, tuple[Any, ...]]] = []
@@ -220,7 +228,7 @@ def _conditions(table: Any, above: str = "") -> tuple[tuple[str, tuple[Any, ...]
 
 
 def _ordered(dimensions: dict[str, Dimension], problem: Callable[[tuple[str, ...], str], None]) -> list[Dimension]:
-    """Dimensions sorted so that each key follows those of its conditions. `problem` is called for conditions that are
+    """Sort dimensions so that each key follows those of its conditions. `problem` is called for conditions that are
     circular or not searched.
     """
     ordered: dict[str, Dimension] = {}

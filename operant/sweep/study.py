@@ -29,13 +29,13 @@ _MOST_BYTES: Final = 256 << 20  # of a journal that is read
 
 
 class Trials:
-    """Trials of a sweep as the search engine (Optuna) stores them, for reading."""
+    """Reader of a sweep's trials as the search engine (Optuna) stores them."""
 
     def __init__(self, plan: Outline, study: optuna.Study) -> None:
         self._outline, self._study = plan, study
 
     def trials(self) -> list[optuna.trial.FrozenTrial]:
-        """All trials by number. Not copied: do not change them."""
+        """Return all trials by number. They are not copied: do not change them."""
         return self._study.get_trials(deepcopy=False)
 
     @property
@@ -44,13 +44,13 @@ class Trials:
         return "none" if self._outline.settings.pareto else self._outline.settings.pruner
 
     def best(self) -> list[optuna.trial.FrozenTrial]:
-        """The best trial, or with two objectives the Pareto front; [] before a trial is complete."""
+        """Return the best trial in a list, or with two objectives the Pareto front; [] if no trial is complete."""
         if not any(trial.state.name == "COMPLETE" for trial in self.trials()):
             return []
         return self._study.best_trials if self._outline.settings.pareto else [self._study.best_trial]
 
     def importances(self) -> dict[str, float]:
-        """Importance of each searched key (PED-ANOVA), most important first; {} with too few trials."""
+        """Compute the importance of each searched key (PED-ANOVA), most important first; {} with too few trials."""
         import optuna
 
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
@@ -60,7 +60,7 @@ class Trials:
 
 
 class Study(Trials):
-    """Trials of a sweep for a process that works on it: creates them, records results, and locks the sweep. Raises
+    """Trials of a sweep for a process that works on it: it creates trials, records results, and locks the sweep. Raises
     MachineError if Optuna is not installed.
     """
 
@@ -77,7 +77,7 @@ class Study(Trials):
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Hold the lock of the sweep in the block, so that no other process creates or takes over a trial."""
+        """Context that holds the lock of the sweep, so that no other process creates or takes over a trial."""
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX)
@@ -88,8 +88,8 @@ class Study(Trials):
     # trials
 
     def ask(self, ids: Callable[[int], list[str]]) -> tuple[optuna.Trial, dict[str, Any]]:
-        """Create a trial. Returns the engine's trial and its values. `ids` maps its number to the ids of its runs. Call
-        it within `turn`.
+        """Create a trial; returns the search engine's trial and its values. `ids` maps its number to the ids of its
+        runs. Call it within `turn`.
 
         The first trial has the values of the configuration if they are in the space: the baseline of the search.
         """
@@ -100,8 +100,8 @@ class Study(Trials):
         return trial, self._plan.values(trial)
 
     def take_over(self, trial: optuna.trial.FrozenTrial, ids: list[str]) -> tuple[optuna.Trial, dict[str, Any]]:
-        """Claim a trial of a process that has ended. Returns the engine's trial and its values. Call it within
-        `turn`.
+        """Claim a trial of a process that has ended; returns the search engine's trial and its values. `ids` are its
+        runs. Call it within `turn`.
         """
         import optuna
 
@@ -115,7 +115,7 @@ class Study(Trials):
         trial.set_user_attr("claim", {"owner": runs.identity(), "runs": ids})
 
     def abandoned(self) -> list[optuna.trial.FrozenTrial]:
-        """Running trials whose process is known to have ended."""
+        """Find running trials whose process is known to have ended."""
         return [trial for trial in self.trials() if trial.state.name == "RUNNING" and is_gone(trial)]
 
     def tell(self, number: int, values: list[float] | None, state: str) -> None:
@@ -166,8 +166,8 @@ def read(plan: Outline) -> Trials:
 
 
 def _is_sound(trial: optuna.trial.FrozenTrial, objectives: int) -> bool:
-    """Whether a trial read from a file is plausible: plain parameters, and if it is complete a number for each of the
-    objectives.
+    """Whether a trial read from a file is plausible: its parameters are plain values, and a complete trial has a number
+    for each of `objectives` objectives.
     """
     values = trial.values or ()
     complete = len(values) == objectives and all(isinstance(value, float) for value in values)
@@ -176,14 +176,16 @@ def _is_sound(trial: optuna.trial.FrozenTrial, objectives: int) -> bool:
 
 
 class _File:
-    """Journal file of the engine, which writes it by `backend`."""
+    """Journal file of the search engine on disk, written by `backend`."""
 
     def __init__(self, path: Path, backend: Any) -> None:
         self._path, self._backend = path, backend
         self.read_logs = backend.read_logs
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Add records. Raises MachineError if they cannot be written; the file then ends with its last whole line."""
+        """Append records. Raises MachineError if they cannot be written; the file then ends with its last whole
+        line.
+        """
         try:
             self._backend.append_logs(logs)
         except OSError as error:
@@ -196,8 +198,8 @@ class _File:
 
 
 class _Copy:
-    """Copy of the engine's journal file in memory, up to the first damaged line. What the engine appends is not written
-    to the file.
+    """Copy of the search engine's journal file in memory, up to the first damaged line. What the engine appends is not
+    written to the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -216,11 +218,11 @@ class _Copy:
                 self._records.extend(map(json.loads, itertools.takewhile(lambda line: line.endswith(b"\n"), file)))
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yield the records from a number on."""
+        """Return an iterator over the records from number `log_number_from` on."""
         return iter(self._records[log_number_from:])
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Add records to the copy in memory."""
+        """Append records to the copy in memory."""
         self._records.extend(logs)
 
 
@@ -237,7 +239,7 @@ def _imported() -> Any:
 
 
 def _open(plan: Outline, name: str, storage: Any, sampler: Any = None, pruner: Any = None) -> optuna.Study:
-    """Open or create the study `name` of a sweep in an Optuna storage."""
+    """Open the study `name` of a sweep in an Optuna storage, or create it."""
     import optuna
 
     better, cheaper = (
@@ -254,7 +256,7 @@ def _open(plan: Outline, name: str, storage: Any, sampler: Any = None, pruner: A
 
 
 def busy_s(trials: list[optuna.trial.FrozenTrial]) -> float:
-    """Seconds in which at least one trial was running; a running one counts until now."""
+    """Seconds in which at least one trial was running; a running trial counts until now."""
     now = time.time()
     spans = sorted(
         (
@@ -272,7 +274,7 @@ def busy_s(trials: list[optuna.trial.FrozenTrial]) -> float:
 
 
 def claim(trial: Any) -> dict[str, Any]:
-    """Owner of a trial ("owner": identity of the process) and the ids of its runs ("runs"); {} if unknown."""
+    """Read the owner of a trial ("owner": identity of the process) and the ids of its runs ("runs"); {} if unknown."""
     attribute = trial.user_attrs.get("claim")
     claimed = attribute if isinstance(attribute, dict) else {}
     owner, ids = claimed.get("owner"), claimed.get("runs")
@@ -281,17 +283,20 @@ def claim(trial: Any) -> dict[str, Any]:
 
 
 def result(trial: Any) -> dict[str, Any]:
-    """Steps, seconds, values of the runs and reason of a trial that has ended; {} before."""
+    """Read the steps, seconds, values of the runs and reason of a trial that has ended; {} before."""
     attribute = trial.user_attrs.get("result")
     return attribute if isinstance(attribute, dict) else {}
 
 
 def is_gone(trial: Any) -> bool:
-    """Whether the process that owns a trial is known to have ended; False if it is of another machine."""
+    """Whether the process that owns a trial is known to have ended. False if it runs on another machine, where this
+    cannot be known.
+    """
     return runs.is_alive(claim(trial).get("owner") or {}) is False
 
 
 def _sampler(plan: Plan) -> Any:
+    """Make the sampler of a plan. Processes that join an existing sweep get other seeds."""
     import optuna
 
     seed, name = plan.settings.seed, plan.settings.sampler
@@ -305,6 +310,7 @@ def _sampler(plan: Plan) -> Any:
 
 
 def _pruner(plan: Plan) -> Any:
+    """Make the pruner of a plan; with two objectives one that never prunes."""
     import optuna
 
     name = "none" if plan.settings.pareto else plan.settings.pruner

@@ -36,7 +36,7 @@ RECIPE = "ppo/cartpole"
 
 
 class Stepping(NamedTuple):
-    """Steps per second of one environment under random actions."""
+    """Measured speed of stepping one environment with random actions, without learning."""
 
     environment: str
     lanes: int
@@ -45,8 +45,8 @@ class Stepping(NamedTuple):
 
 
 class Training(NamedTuple):
-    """Speed of PPO on CartPole with two 4-64-64 tanh networks, 4 epochs x 4 minibatches: the complete iteration and its
-    phases.
+    """Measured speed of PPO on CartPole (two 4-64-64 tanh networks, 4 epochs x 4 minibatches): the complete iteration
+    and its phases.
     """
 
     lanes: int
@@ -60,7 +60,9 @@ class Training(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """Time in which the shipped CartPole configuration reached its target, the greedy mean return of 128 episodes."""
+    """Measured time in which the shipped CartPole configuration reached its target, by the greedy mean return of 128
+    episodes.
+    """
 
     seed: int
     reached: bool
@@ -83,7 +85,7 @@ class Bench(NamedTuple):
     solve: list[Solved]
 
     def document(self) -> dict[str, Any]:
-        """JSON document of these results."""
+        """Convert the results to a JSON-serialisable dict."""
         parts = {name: [row._asdict() for row in getattr(self, name)] for name in SECTIONS}
         return {"schema": 1, **self._asdict(), **parts}
 
@@ -92,8 +94,8 @@ class Bench(NamedTuple):
 
 
 def seconds(work: Callable[[], object], device: torch.device, *, repeats: int = REPEATS, least_s: float = 0.2) -> float:
-    """Median seconds of one call of `work` over `repeats` timed regions, after a warm-up; each region has enough calls
-    to last about `least_s`.
+    """Measure one call of `work`: the median seconds over `repeats` timed regions, after a warm-up. Each region
+    contains enough calls to last about `least_s`.
 
     On a GPU, regions are timed by CUDA events.
     """
@@ -104,6 +106,7 @@ def seconds(work: Callable[[], object], device: torch.device, *, repeats: int = 
 
 
 def _region_s(work: Callable[[], object], device: torch.device, calls: int) -> float:
+    """Time `calls` calls of `work` in seconds, on a GPU by CUDA events."""
     if device.type != "cuda":
         start_s = time.perf_counter()
         for _ in range(calls):
@@ -123,18 +126,18 @@ def _region_s(work: Callable[[], object], device: torch.device, calls: int) -> f
 
 
 def default_lanes(device: torch.device) -> tuple[int, ...]:
-    """Numbers of lanes to step on a device by default."""
+    """Numbers of lanes (parallel environments) that a benchmark of stepping uses on a device by default."""
     return (8192, 65_536, 1 << 20, 1 << 24) if device.type == "cuda" else (1024, 65_536)
 
 
 def default_sizes(device: torch.device) -> tuple[tuple[int, int], ...]:
-    """Sizes (lanes, horizon) to train with on a device by default."""
+    """Sizes (lanes, horizon) that a benchmark of training uses on a device by default."""
     return ((2048, 16), (8192, 64), (65_536, 64)) if device.type == "cuda" else ((1024, 16),)
 
 
 def stepping(env: Env, lanes: int, device: torch.device, *, repeats: int = REPEATS, least_s: float = 0.2) -> Stepping:
-    """Measure the steps per second of an environment with random actions, precomputed in eight buffers (two above a
-    million lanes). On a GPU many steps are one graph.
+    """Measure how many steps per second an environment takes with random actions, precomputed in eight buffers (two
+    above a million lanes). On a GPU many steps are one graph.
     """
     world = DeviceWorld(env, lanes, seed=1, device=device)
     slot = world.slot()
@@ -158,7 +161,9 @@ def stepping(env: Env, lanes: int, device: torch.device, *, repeats: int = REPEA
 
 
 def random_actions(env: Env, like: torch.Tensor, draws: int) -> list[torch.Tensor]:
-    """Buffers of uniform random actions, `draws` of them, with the shape and device of `like`."""
+    """Sample uniform random actions on the CPU: a list of `draws` tensors with the shape of `like`, moved to its
+    device.
+    """
     generator = torch.Generator().manual_seed(1)
     uniform = [torch.rand(like.shape, generator=generator) for _ in range(draws)]
     if isinstance(env.action, Box):
@@ -173,7 +178,7 @@ def random_actions(env: Env, like: torch.Tensor, draws: int) -> list[torch.Tenso
 def training(
     lanes: int, horizon: int, precision: str, device: torch.device, *, repeats: int = REPEATS, least_s: float = 0.5
 ) -> Training:
-    """Measure PPO on CartPole at one size and precision."""
+    """Measure the speed of PPO on CartPole with one size (lanes, horizon) and precision."""
     sizes = [f"env.lanes={lanes}", f"algo.horizon={horizon}", f"algo.precision={precision}"]
     algo = building.build(
         config.load(None, ["env.name=cartpole", "algo.anneal=false", "algo.learning_rate=2.5e-4", *sizes]), device
@@ -193,8 +198,8 @@ def training(
 
 
 def solve(seed: int, device: torch.device, overrides: Sequence[str] = ()) -> Solved:
-    """Train the shipped CartPole configuration with a seed until a greedy evaluation after an iteration reaches the
-    target, or to the last step, and time it.
+    """Train the shipped CartPole configuration with `seed` until a greedy evaluation after an iteration reaches the
+    target, or to the last step, and return the measured time. `overrides` change the configuration.
     """
     started = time.perf_counter()
     recipe = config.load(recipes.find_source(RECIPE), overrides)
@@ -236,8 +241,8 @@ def bench(
     least_s: float = 0.2,
     report: Callable[[str], None] = lambda line: None,
 ) -> Bench:
-    """Run the requested measurements; empty arguments take defaults for the device. `report` receives a line before
-    each part.
+    """Run the measurements named in `sections`; empty arguments take defaults for the device. `report` receives a line
+    before each part.
 
     `environments` are names or files (default: all shipped). The first is stepped at every number of `lanes`, the
     others only at the largest up to a million. Raises UsageError for an unknown section, environment or device,
@@ -272,8 +277,8 @@ def bench(
 
 
 def stepping_plan(environments: Sequence[str], lanes: Sequence[int]) -> list[tuple[Env, int]]:
-    """Pairs (environment, lanes) to step: the first environment (default CartPole) at every number of lanes, the others
-    at the largest up to a million.
+    """List the pairs (environment, lanes) to step: the first environment (default CartPole) at every number of lanes,
+    the others at the largest number up to a million. Raises UsageError for an unknown name.
     """
     names = list(environments) or sorted(envs.names(), key=lambda name: (name != "cartpole", name))
     try:

@@ -38,7 +38,9 @@ _LAST = ("keeps to its columns", "runs")  # if one of these fails, later finding
 
 
 def compiles_for_cuda(checked: BoundsChecked) -> list[Finding]:
-    """Compile every function of the environment to PTX, and search it for float64."""
+    """Check that every function of the environment compiles to PTX and contains no float64 instructions; one finding
+    each.
+    """
     name, names = "compiles for CUDA", ", ".join(f"sm_{major}{minor}" for major, minor in ARCHITECTURES)
     instructions: list[str] = []
     for capability in ARCHITECTURES:
@@ -62,8 +64,8 @@ def compiles_for_cuda(checked: BoundsChecked) -> list[Finding]:
 
 
 def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
-    """Run two rollouts that differ only in the previous contents of the buffers. Values that differ afterwards were not
-    written, or were read before they were written.
+    """Check that the functions of an environment write all of their outputs. Two rollouts differ only in the previous
+    contents of the buffers, so values that differ afterwards were not written, or were read before they were written.
     """
     name, generator = "writes what it declares", np.random.default_rng(1)
     harnesses = Harness(env, lanes, 1), Harness(env, lanes, 1)
@@ -116,12 +118,13 @@ def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
 
 
 def _rows_apart(one: torch.Tensor, other: torch.Tensor) -> list[int]:
+    """Indices of the rows that are not bitwise equal in two tensors."""
     return [row for row in range(one.shape[0]) if not same_bits(one[row], other[row])]
 
 
 def picture(checked: BoundsChecked) -> Finding:
-    """Draw small pictures of the lanes: `pixel_shader` must stay within its buffers, change nothing, and return
-    colours.
+    """Check the pixel shader by drawing small pictures of the lanes: it must stay within its buffers, change nothing,
+    and return colours in [0, 1].
     """
     name, env, lanes = "picture", checked.env, checked.lanes
     assert env.pixel_shader is not None
@@ -155,7 +158,7 @@ def picture(checked: BoundsChecked) -> Finding:
 
 
 def _devices(env: Env, lanes: int) -> Finding:
-    """Compare CPU and CUDA on free rollouts; if they diverge, as chaotic dynamics do, compare step by step."""
+    """Check that CPU and CUDA agree on free rollouts; if they diverge, as chaotic dynamics do, compare step by step."""
     name, steps = "CPU = CUDA", STEPS
     share, worst = compare_devices(env, lanes, steps)
     if share >= 0.99:
@@ -174,6 +177,7 @@ def _devices(env: Env, lanes: int) -> Finding:
 
 
 def _speed(env: Env) -> Finding:
+    """Measure the environment's steps per second on the CPU and, if there is one, on a GPU."""
     parts = []
     for device, lanes in [("cpu", 65_536)] + ([("cuda", 1 << 20)] if torch.cuda.is_available() else []):
         harness, generator = Harness(env, lanes, 1, device), np.random.default_rng(1)
@@ -193,7 +197,7 @@ def _speed(env: Env) -> Finding:
 
 
 def _attempt(name: str, run: Callable[[], Finding], report: Callable[[str], None]) -> Finding:
-    """Run a check after passing its name to `report`. If the author's code raises, return a failed finding."""
+    """Run one check, passing its name to `report` before. If the author's code raises, return a failed finding."""
     report(name)
     try:
         with quick_check.muted():
@@ -205,8 +209,8 @@ def _attempt(name: str, run: Callable[[], Finding], report: Callable[[str], None
 def check(
     env: Env, *, lanes: int = 256, steps: int = 1000, report: Callable[[str], None] = lambda name: None
 ) -> Iterator[Finding]:
-    """Run every check of an environment in order and yield each finding. Raises nothing for an author's mistakes.
-    `report` is called with the name of the next check.
+    """Run every check of an environment in order and yield each finding. An author's mistake is a finding and raises
+    nothing. `report` is called with the name of the next check.
 
     Ends early at a failure that later findings would only repeat. `report` is called with the name of the next check,
     which may take minutes.
@@ -234,7 +238,9 @@ def check(
 def _compiled_findings(
     env: Env, checked: BoundsChecked, lanes: int, steps: int, report: Callable[[str], None]
 ) -> Iterator[Finding]:
-    """Yield the findings for an environment that compiles. After a failure of one in `_LAST` the caller stops."""
+    """Yield the findings for an environment that compiles: CUDA, indices, a long rollout, writes and picture. If one
+    named in `_LAST` fails, the caller must stop.
+    """
     report("compiles for CUDA")
     yield from compiles_for_cuda(checked)
     yield _attempt("keeps to its columns", lambda: quick_check.check_indices(checked, min(steps, STEPS)), report)
@@ -255,6 +261,7 @@ def _compiled_findings(
 
 
 def _long_rollout_findings(env: Env, result: RolloutResult, lanes: int, steps: int) -> Iterator[Finding]:
+    """Yield the findings of a long rollout: repeatable, finite, within bounds, legal actions, ends of episodes."""
     over = f"{steps:,} steps of {lanes:,} lanes"
     if result.not_repeated is not None:
         advice = "draw random numbers only from operant.compute.rng, and keep no state outside s"

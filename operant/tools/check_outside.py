@@ -22,7 +22,7 @@ _SLACK = 1e-5  # relative tolerance of a bound, for float64 converted to float32
 
 
 class _Rollout(NamedTuple):
-    """Observations and outcomes of a rollout with random actions, and statistics of its episodes."""
+    """Recorded rollout with random actions: observations, outcomes, and statistics of its episodes."""
 
     rows: np.ndarray  # (T + 1, O, N)
     outcomes: np.ndarray  # (T, 3, N): reward, terminated, truncated
@@ -33,8 +33,9 @@ class _Rollout(NamedTuple):
 
 
 def check(env: HostEnv, *, steps: int = 500, report: Callable[[str], None] = lambda name: None) -> Iterator[Finding]:
-    """Run every check of an outside environment in order and yield each finding. Raises nothing for an author's
-    mistakes; ends at a failure that later checks depend on. `report` is called with the name of the next check.
+    """Run every check of an outside environment in order and yield each finding. An author's mistake is a finding and
+    raises nothing; the checks end at a failure that later ones depend on. `report` is called with the name of the next
+    check.
     """
     shown = "x".join(map(str, env.observation.shape)) if env.observation.shape else f"{env.observation.size} values"
     parts = ", ".join(field.name for field in env.observed[:8]) + (" ..." if len(env.observed) > 8 else "")
@@ -81,13 +82,14 @@ def check(env: HostEnv, *, steps: int = 500, report: Callable[[str], None] = lam
 
 
 def _action(env: HostEnv) -> str:
+    """Describe the environment's action space in words."""
     if isinstance(env.action, Box):
         return f"action of {env.action.size} bounded values"
     return f"{'x'.join(map(str, env.action.n)) if isinstance(env.action.n, tuple) else env.action.n} actions"
 
 
 def _rollout(env: HostEnv, steps: int, seed: int) -> _Rollout:
-    """Step the environment's lanes `steps` times with random actions."""
+    """Step a world of the environment `steps` times with random actions drawn with `seed`, and record the rollout."""
     world, generator = HostWorld(env, LANES, seed=seed), np.random.default_rng(seed)
     slot = world.slot()
     world.reset(slot)
@@ -107,7 +109,9 @@ def _rollout(env: HostEnv, steps: int, seed: int) -> _Rollout:
 
 
 def _act(env: HostEnv, slot: Slot, generator: np.random.Generator) -> None:
-    """Write random actions into the slot; with a mask only legal ones, since the environment may fail on others."""
+    """Write random actions to the slot: only legal ones if there is a mask, because the environment may fail on
+    others.
+    """
     space, lanes = env.action, slot.reward.shape[0]
     if isinstance(space, Box):
         low, high = (np.clip(np.array(bound, np.float32), -1000, 1000)[:, None] for bound in space.bounds())
@@ -123,6 +127,9 @@ def _act(env: HostEnv, slot: Slot, generator: np.random.Generator) -> None:
 
 
 def _bounds(env: HostEnv, rollout: _Rollout) -> Finding:
+    """Check that the observations of a rollout lie within the declared bounds; the finding is a warning if they
+    do not.
+    """
     low, high = (np.asarray(bound, np.float64)[None, :, None] for bound in env.observation.bounds())
     slack = _SLACK * np.maximum(
         1.0, np.maximum(np.where(np.isfinite(low), abs(low), 0), np.where(np.isfinite(high), abs(high), 0))
@@ -142,6 +149,7 @@ def _bounds(env: HostEnv, rollout: _Rollout) -> Finding:
 
 
 def _picture(env: HostEnv) -> Finding:
+    """Check that the environment renders a picture."""
     try:
         world = HostWorld(env, 1, seed=1, draws=True)
         slot = world.slot()
@@ -160,7 +168,9 @@ def _picture(env: HostEnv) -> Finding:
 
 
 def _speed(env: HostEnv) -> Finding:
-    """Measure steps per second with random actions, in one process and with the number that training uses."""
+    """Measure steps per second with random actions, in one process and with the number of processes that
+    training uses.
+    """
     parts = []
     for processes in dict.fromkeys((0, env.hosting.processes)):
         lanes = 16 * max(processes, 1)

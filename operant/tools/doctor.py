@@ -28,8 +28,8 @@ _LOGIND = ("/usr/lib/systemd", "/run/systemd", "/etc/systemd")
 
 
 class Finding(NamedTuple):
-    """Result of one check: its name; status `ok`, `note` (works, could be better) or `problem` (prevents training);
-    result; advice.
+    """Result of one check of this machine: name, status `ok`, `note` (works, could be better) or `problem` (prevents
+    training), the observation, and advice.
     """
 
     name: str
@@ -39,7 +39,9 @@ class Finding(NamedTuple):
 
 
 def examine(root: Path) -> list[Finding]:
-    """Run all checks of this machine. `root` is the folder for new runs. Takes as long as importing torch and numba."""
+    """Run all checks of this machine and return their findings. `root` is the folder for new runs. Takes as long as
+    importing torch and numba.
+    """
     checks: list[tuple[str, Callable[[], Finding]]] = [
         ("python", _python),
         ("operant", lambda: Finding("operant", OK, __version__)),
@@ -59,6 +61,7 @@ def examine(root: Path) -> list[Finding]:
 
 
 def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
+    """Run one check; an exception in it becomes a finding that the check failed."""
     try:
         return check()
     except Exception as error:  # a failing check must not hide the others
@@ -75,6 +78,7 @@ def _python() -> Finding:
 
 
 def _cores() -> int:
+    """Number of CPU cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -109,6 +113,7 @@ def _numba() -> Finding:
 
 
 def _threading_layer() -> str:
+    """Name of the first of numba's threading layers that can be imported; "none" without any."""
     for layer in ("tbbpool", "omppool", "workqueue"):
         with contextlib.suppress(ImportError):
             importlib.import_module(f"numba.np.ufunc.{layer}")
@@ -127,7 +132,7 @@ def _driver() -> Finding:
 
 
 def _devices() -> tuple[str, list[str]] | None:
-    """Driver version and names of the GPUs; None without NVIDIA's driver."""
+    """Read the driver's version and the names of the GPUs; None without NVIDIA's driver."""
     try:
         import pynvml
     except ImportError:
@@ -207,7 +212,7 @@ def _terminal() -> Finding:
 
 
 def sessions() -> Finding:
-    """Check whether logind ends this user's processes at logout."""
+    """Check whether runs survive logout: logind may be configured to end a user's processes."""
     if not _kills_user_processes():
         return Finding("sessions", OK, "runs continue after you log out")
     import getpass
@@ -221,6 +226,7 @@ def sessions() -> Finding:
 
 
 def _kills_user_processes() -> bool:
+    """Whether logind's configuration files set KillUserProcesses."""
     answer = False
     for folder in _LOGIND:
         files = [Path(folder, "logind.conf"), *sorted(Path(folder, "logind.conf.d").glob("*.conf"))]
@@ -259,7 +265,7 @@ def _disk(root: Path) -> Finding:
 
 
 def _cache() -> Finding:
-    """Check the folder of compiled kernels, which saves compilation at later starts."""
+    """Check the cache folder of compiled kernels, which saves compilation at later starts."""
     from operant.compute.code_store import CodeStore, UntrustedError, folder
 
     existing = folder()
@@ -273,5 +279,5 @@ def _cache() -> Finding:
 
 
 def _nearest(path: Path) -> Path:
-    """The path itself if it exists, else its nearest existing parent."""
+    """Return `path` if it exists, else its nearest existing parent folder."""
     return next(existing for existing in (path, *path.parents) if existing.exists())

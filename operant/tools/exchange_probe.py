@@ -23,8 +23,8 @@ _IN_GRAPH = 10
 
 
 class ExchangeTimes(NamedTuple):
-    """Measured exchange between ranks: its kind and the microseconds by size, or the problem that prevented the
-    measurement.
+    """Measured times of the exchange between ranks: its name and the microseconds by size, or the problem that
+    prevented the measurement.
     """
 
     name: str
@@ -33,8 +33,8 @@ class ExchangeTimes(NamedTuple):
 
 
 def measure(ranks: int, *, gpu: bool, limit_s: float = LIMIT_S) -> ExchangeTimes:
-    """Measure the exchange between `ranks` processes of this machine, with `gpu` each on a GPU, else on the CPU. Ends
-    after `limit_s` with a problem.
+    """Measure the exchange of tensors between `ranks` processes of this machine, each on a GPU with `gpu`, else on the
+    CPU. After `limit_s` seconds, or if a process fails, the result has a `problem`.
     """
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder, f"{rank}.txt") for rank in range(ranks)]
@@ -79,6 +79,9 @@ def measure(ranks: int, *, gpu: bool, limit_s: float = LIMIT_S) -> ExchangeTimes
 
 
 def _rank(rank: int, ranks: int, store: str, kind: str) -> dict[str, Any]:
+    """Measure as one rank: join the exchange through the file `store` and time gathers of each size; `kind` is "cuda"
+    or "cpu". Returns the exchange's name and the microseconds by size.
+    """
     import torch
     import torch.distributed as dist
 

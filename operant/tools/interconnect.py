@@ -28,8 +28,8 @@ ITERATIONS_MS = (0.33, 1.4, 7.5)
 
 
 def examine() -> list[Finding]:
-    """Findings about the links of each pair of GPUs, the time of an exchange between all, and the commands that launch
-    a run.
+    """Check the interconnect of this machine's GPUs: findings about the link of each pair, the time of an exchange
+    between all, and the commands that launch a run on several.
     """
     import torch
 
@@ -54,8 +54,8 @@ def examine() -> list[Finding]:
 
 
 def _exchange(ranks: int) -> list[Finding]:
-    """Findings about the time of an exchange between `ranks` GPUs, and the resulting efficiency for short and long
-    iterations.
+    """Measure the time of an exchange between `ranks` GPUs: findings about it and about the resulting efficiency for
+    short and long iterations.
     """
     result = exchange_probe.measure(ranks, gpu=True)
     if result.problem:
@@ -82,7 +82,7 @@ def _exchange(ranks: int) -> list[Finding]:
 
 
 def _pair(one: int, two: int) -> Finding:
-    """Finding about the link between two GPUs, and whether they can read each other's memory."""
+    """Check the link between two GPUs, given by index: its kind, and whether they can access each other's memory."""
     import torch
 
     links = _nvlinks(one)

@@ -44,8 +44,8 @@ PARTS: Mapping[str, str] = {"world.step": "environment", "actor.forward": "netwo
 
 
 class Phase(NamedTuple):
-    """Time of one part of an iteration. On a GPU `seconds` is its kernels' time and `launches` their number; None on a
-    CPU.
+    """Time of one part of an iteration. On a GPU `seconds` is the time of its kernels and `launches` their number, None
+    on a CPU.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Phase(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """Memory use at one moment, in bytes. On a CPU both values are the process's resident memory."""
+    """Memory use at one moment of a profile, in bytes. On a CPU all values are resident memory of the process."""
 
     when: str
     allocated: int
@@ -64,7 +64,7 @@ class Moment(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """Measured iteration of a trainer: times (medians), launches, memory, and work per second."""
+    """Result of a profile: median times of an iteration, launches, memory, and work per second."""
 
     environment: str
     algorithm: str
@@ -101,7 +101,7 @@ class Profile(NamedTuple):
         return self.work.bytes / self.iteration_s
 
     def document(self) -> dict[str, Any]:
-        """JSON document of this profile."""
+        """Convert the profile to a JSON-serialisable dict."""
         return {
             "schema": 1,
             **{
@@ -119,13 +119,13 @@ class Profile(NamedTuple):
 
 
 class _Memory:
-    """Memory use of the device at noted moments."""
+    """Recorder of a device's memory use at chosen moments."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self.moments = device, list[Moment]()
 
     def note(self, when: str) -> None:
-        """Record the memory use now, labelled `when`. Synchronizes the device."""
+        """Record the current memory use with the label `when`. Synchronizes the device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             usage = (
@@ -142,14 +142,14 @@ class _Memory:
 
 
 class _Stopwatch:
-    """Timer of repeated calls by CUDA events, which are read at the end, or by the host's clock."""
+    """Timer of repeated calls: by CUDA events, which are read at the end, or by the host's clock."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._marks: list[list[Any]] = []
 
     def lap(self, *works: Callable[[], object]) -> None:
-        """Call each function in order, with a time stamp before, between and after them."""
+        """Call each function in order, and record the time before, between and after them as one lap."""
         marks = [self._mark()]
         for work in works:
             work()
@@ -157,6 +157,7 @@ class _Stopwatch:
         self._marks.append(marks)
 
     def _mark(self) -> Any:
+        """Record the current time: a CUDA event, or seconds of the host's clock."""
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -164,18 +165,19 @@ class _Stopwatch:
         return event
 
     def medians_s(self) -> list[float]:
-        """Median seconds of each function over all laps, and of a whole lap."""
+        """Median seconds of each function over all laps, followed by the median of a whole lap."""
         if self._cuda:
             torch.cuda.synchronize()
         spans = [[*itertools.pairwise(marks), (marks[0], marks[-1])] for marks in self._marks]
         return [statistics.median(self._span_s(*lap[k]) for lap in spans) for k in range(len(spans[0]))]
 
     def _span_s(self, begin: Any, end: Any) -> float:
+        """Seconds between two recorded times."""
         return begin.elapsed_time(end) / 1e3 if self._cuda else end - begin
 
 
 class _HostPhases:
-    """Host time of each phase in `seconds`, without that of phases nested in it."""
+    """Timer that accumulates the host time of each phase in `seconds`, without the time of phases nested in it."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -183,7 +185,7 @@ class _HostPhases:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time the block as part of phase `name`."""
+        """Context whose duration is added to phase `name`."""
         self._open.append(0.0)
         start_s = time.perf_counter()
         try:
@@ -197,7 +199,9 @@ class _HostPhases:
 
 @contextlib.contextmanager
 def phases_around(trainer: Any, around: Callable[[str], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
-    """Within the block, run every function in the trainer's `parts` inside `around(phase)`, the phase it belongs to."""
+    """Context in which every function listed in the trainer's `parts` runs inside `around(phase)`, where `phase` is the
+    phase that it belongs to.
+    """
     restore: list[Callable[[], None]] = []
     try:
         for path, phase in getattr(trainer, "parts", PARTS).items():
@@ -215,6 +219,8 @@ def phases_around(trainer: Any, around: Callable[[str], contextlib.AbstractConte
 def _within(
     function: Callable[..., Any], phase: str, around: Callable[[str], contextlib.AbstractContextManager[Any]]
 ) -> Callable[..., Any]:
+    """Wrap a function so that each call runs inside `around(phase)`."""
+
     def called(*arguments: Any, **named: Any) -> Any:
         with around(phase):
             return function(*arguments, **named)
@@ -223,7 +229,7 @@ def _within(
 
 
 def _replace(owner: Any, attribute: str, value: Any) -> Callable[[], None]:
-    """Set an attribute of an object and return a function that undoes it."""
+    """Set an attribute of an object, and return a function that restores the old value."""
     own = vars(owner)
     if attribute in own:
         before = own[attribute]
@@ -235,7 +241,9 @@ def _replace(owner: Any, attribute: str, value: Any) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _recorded(device: torch.device, path: Path) -> Iterator[None]:
-    """Record a profiler trace of all threads within the block and write it to `path`."""
+    """Context that records a profiler trace of all threads and writes it to `path`. Raises OSError if the file cannot
+    be written.
+    """
     kinds = [torch.profiler.ProfilerActivity.CPU] + (
         [torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else []
     )
@@ -261,7 +269,7 @@ def _recorded(device: torch.device, path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_stderr() -> Iterator[None]:
-    """Discard the process's stderr within the block: torch's profiler reports its start and stop there."""
+    """Context that discards the process's stderr, where torch's profiler reports its start and stop."""
     saved_fd = os.dup(2)
     try:
         with open(os.devnull, "wb") as nowhere:
@@ -279,11 +287,10 @@ def profile(
     trace: Path | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Profile:
-    """Train a new trainer for `iterations` (at least 1) iterations after a warm-up and measure them. `trace`: path of
-    the trace to write.
+    """Train a new trainer for `iterations` (at least 1) iterations after a warm-up, measure them and return the
+    profile. `trace` is the path of a trace to write, `report` receives a line about each part that takes a while.
 
-    `report` receives a line about each part that takes a while. Raises MachineError if the device is not available,
-    OSError if the trace cannot be written.
+    Raises MachineError if the device is not available, OSError if the trace cannot be written.
     """
     device = find_device(config.run.device)
     threads = set_threads(config.run.threads)
@@ -352,16 +359,17 @@ def profile(
 
 
 def kernels_of(trainer: Algorithm) -> str:
-    """Name of the trainer's kernels, as it reports them; "torch" without."""
+    """Name of the kernels that a trainer uses, as it reports them; "torch" if it reports none."""
     return str(getattr(trainer, "kernels", "torch"))
 
 
 def _device_name(device: torch.device) -> str:
+    """Name of the GPU, or the CPU's number of threads."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
 
 
 class _TraceSummary(NamedTuple):
-    """Numbers per iteration from a trace; None without a GPU."""
+    """Counts and times per iteration from a trace; None without a GPU."""
 
     kernels: int | None
     copies: int | None
@@ -371,7 +379,7 @@ class _TraceSummary(NamedTuple):
 
 
 def _trace(trainer: Algorithm, device: torch.device, path: Path) -> _TraceSummary:
-    """Record a trace of some iterations to `path` and summarise it."""
+    """Record a trace of `TRACED` iterations to `path`, and summarise it."""
     with _recorded(device, path):
         for _ in range(TRACED):
             for phase in trainer.phases:
@@ -396,7 +404,9 @@ def _trace(trainer: Algorithm, device: torch.device, path: Path) -> _TraceSummar
 
 
 def _device_phases(trainer: Algorithm, device: torch.device, path: Path) -> list[Phase]:
-    """GPU time by phase, from iterations whose kernels are launched one by one: launches of a graph have no names."""
+    """Measure the GPU time of each phase of an iteration. `trainer` must launch kernels one by one, because launches in
+    a graph have no names. The trace is written to `path`.
+    """
     for _ in range(WARM_UP):
         for phase in trainer.phases:
             phase.run()
@@ -416,7 +426,7 @@ def _device_phases(trainer: Algorithm, device: torch.device, path: Path) -> list
 
 
 def host_phases(trainer: Algorithm, iterations: int) -> list[Phase]:
-    """Median host time by phase over `iterations` on a CPU."""
+    """Measure the median host time of each phase over `iterations` iterations, on a CPU."""
     clock = _HostPhases()
     laps: list[dict[str, float]] = []
     with phases_around(trainer, clock):
@@ -431,7 +441,9 @@ def host_phases(trainer: Algorithm, iterations: int) -> list[Phase]:
 
 
 def _phases(trainer: Algorithm, rows: list[tuple[str, float, int | None]]) -> list[Phase]:
-    """Phases sorted by time, longest first. Time of an algorithm's phase outside its named parts is called its rest."""
+    """Make phases from rows (name, seconds, launches), longest first. Time of an algorithm's phase outside its named
+    parts is called its rest.
+    """
     total = sum(seconds for _, seconds, _ in rows) or 1.0
     renamed = {phase.name: f"{phase.name}, the rest" for phase in trainer.phases}
     return sorted(

@@ -25,7 +25,7 @@ _DEEPEST = 8  # maximum nesting of attributes
 
 
 class Part(NamedTuple):
-    """Measured time of one part of an iteration."""
+    """Measured time of one part of an iteration ("env", "rollout" or "update")."""
 
     part: str
     environment: str
@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """One allocation of a trainer, by its shortest name."""
+    """Memory allocation of a trainer, with its shortest name."""
 
     name: str
     bytes: int
@@ -49,7 +49,9 @@ class Buffer(NamedTuple):
 
 
 def build_trainer(config: Any, report: Callable[[str], None]) -> Any:
-    """Build a trainer from a configuration and start its lanes. Raises MachineError if the device is not available."""
+    """Build the algorithm of a configuration and start its lanes. `report` receives a line per number of lanes tried.
+    Raises MachineError if the device is not available.
+    """
     device = find_device(config.run.device)
     set_threads(config.run.threads)
     algo = building.build(auto_lanes.resolve(config, device, report=report), device)
@@ -58,8 +60,8 @@ def build_trainer(config: Any, report: Callable[[str], None]) -> Any:
 
 
 def time_part(config: Any, part: str, iterations: int, report: Callable[[str], None] = lambda line: None) -> Part:
-    """Time one part of an iteration: "env" steps the lanes with random actions, "rollout" collects, "update" learns
-    from the collected data.
+    """Time one part of an iteration `iterations` times: "env" steps the lanes with random actions, "rollout" collects,
+    "update" learns from the collected data.
 
     Raises UsageError if the algorithm has a single phase for the last two.
     """
@@ -103,12 +105,15 @@ def time_part(config: Any, part: str, iterations: int, report: Callable[[str], N
 
 
 def _now(device: torch.device) -> float:
+    """Current time of the host's clock in seconds, after waiting for the GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def _all(works: list[Callable[[], None]]) -> Callable[[], None]:
+    """Combine functions into one that calls them in order."""
+
     def run() -> None:
         for work in works:
             work()
@@ -117,8 +122,8 @@ def _all(works: list[Callable[[], None]]) -> Callable[[], None]:
 
 
 def _stepping(world: Any) -> Callable[[], None]:
-    """Function that takes _STEPS steps in every lane of a world with precomputed random actions, legal ones if there is
-    a mask.
+    """Make a function that takes _STEPS steps in every lane of a world with precomputed random actions, only legal ones
+    if there is a mask.
     """
     slot, space = world.slot(), world.spec.action
     bound, generator = world.bind(slot), torch.Generator().manual_seed(1)
@@ -143,7 +148,7 @@ def _stepping(world: Any) -> Callable[[], None]:
 
 
 def buffers(algo: Any) -> list[Buffer]:
-    """Every tensor and array reachable from an algorithm and its world, each allocation once, largest first."""
+    """List every tensor and array reachable from an algorithm and its world, each allocation once, largest first."""
     tensors: dict[int, Buffer] = {}  # by start address
     arrays: dict[int, Buffer] = {}
     known: set[int] = set()
@@ -176,6 +181,7 @@ def buffers(algo: Any) -> list[Buffer]:
 
 
 def _inside(value: Any) -> list[tuple[str, Any]]:
+    """Named contents of a dict, tuple, list or object of this package; [] for any other value."""
     if isinstance(value, dict):
         return [(str(key), inner) for key, inner in value.items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):

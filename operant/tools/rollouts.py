@@ -20,7 +20,7 @@ DEVICE_TOLERANCE = 1e-3
 
 
 class Harness:
-    """An environment's lanes with one set of buffers, stepped one step at a time."""
+    """World of an environment's lanes with one set of buffers, stepped one step at a time."""
 
     def __init__(self, env: Env, lanes: int, seed: int, device: str = "cpu", *, every_final: bool = True) -> None:
         self.world = DeviceWorld(env, lanes, seed=seed, device=device, every_final=every_final)
@@ -38,7 +38,7 @@ class Harness:
         self.world.advance(1)
 
     def outcome(self) -> dict[str, torch.Tensor]:
-        """Copies on the CPU of all that a step has written, by name."""
+        """Copy everything that a step has written to the CPU, by name."""
         lanes, slot = self.world.lanes, self.slot
         ended = (slot.terminated | slot.truncated).bool()
         tensors = {
@@ -65,7 +65,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @dataclass
 class RolloutResult:
-    """Findings of a long rollout, in messages (None: the check passed), and statistics of its episodes."""
+    """Findings of a long rollout, each a message or None if the check passed, and statistics of its episodes."""
 
     not_repeated: str | None = None
     not_finite: str | None = None
@@ -80,7 +80,9 @@ class RolloutResult:
 
 
 def long_rollout(env: Env, lanes: int, steps: int) -> RolloutResult:
-    """Run the same seed twice and another seed once, side by side with the same actions, and compare them."""
+    """Run a rollout of `lanes` lanes three times with the same actions, twice with one seed and once with another, and
+    check repeatability, finiteness, bounds and masks.
+    """
     result, generator = RolloutResult(), np.random.default_rng(1)
     one, again, other = Harness(env, lanes, 1), Harness(env, lanes, 1), Harness(env, lanes, 2)
     sums = np.zeros(TALLIES + len(env.tally))
@@ -123,8 +125,8 @@ def long_rollout(env: Env, lanes: int, steps: int) -> RolloutResult:
 
 
 def _check_mask(env: Env, result: RolloutResult, t: int, legal: torch.Tensor, action: torch.Tensor) -> None:
-    """Check the mask (H, N) after step t, and count illegal ones among the actions (A, N). Results are added to
-    `result`.
+    """Check the mask of legal actions (H, N) after step `t`, and count the illegal ones among the actions (A, N).
+    Results are added to `result`.
     """
     blocks = legal.split(env.action.n if isinstance(env.action, MultiDiscrete) else (env.mask_size,))
     result.legal_share += float((legal == 1).double().mean())
@@ -148,7 +150,9 @@ def _check_mask(env: Env, result: RolloutResult, t: int, legal: torch.Tensor, ac
 
 
 def _first(t: int, wrong: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> str | None:
-    """Message about the first marked value: `wrong` has (values, mask) by name. None if no value is marked."""
+    """Describe the first marked value after step `t`: `wrong` maps a name to values and a mask. None if no value is
+    marked.
+    """
     for name, (values, mask) in wrong.items():
         if bool(mask.any()):
             index = mask.nonzero()[0].tolist()
@@ -158,7 +162,8 @@ def _first(t: int, wrong: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> str |
 
 
 def shards_apart(env: Env, lanes: int, steps: int) -> str | None:
-    """Reason why several threads cannot write the shards of an observation concurrently; None if they can.
+    """Check that several threads can write the shards (parts) of an observation concurrently. Returns the problem as a
+    message; None if there is none.
 
     Each shard is written twice, into buffers with different contents: equal values are those it wrote.
     """
@@ -211,11 +216,12 @@ def shards_apart(env: Env, lanes: int, steps: int) -> str | None:
 def compare_devices(
     env: Env, lanes: int, steps: int, device: str = "cuda", resynchronise: bool = False
 ) -> tuple[float, float]:
-    """Take the same steps on the CPU and on a GPU. With `resynchronise` every step starts from the CPU's state;
-    otherwise both run freely.
+    """Take the same steps on the CPU and on a GPU, and compare them. Returns the share of lanes that agree throughout,
+    and the largest error among them. With `resynchronise` every step starts from the CPU's state; otherwise both run
+    freely.
 
-    Returns the share of lanes that agreed throughout (observations, rewards and state within DEVICE_TOLERANCE of max(1,
-    |value|), integers and flags equal), and the largest error among those.
+    Lanes agree if observations, rewards and state are within DEVICE_TOLERANCE of max(1, |value|), integers and flags
+    equal.
     """
     generator, host, other = np.random.default_rng(1), Harness(env, lanes, 1), Harness(env, lanes, 1, device)
     agree, worst = torch.ones(lanes, dtype=torch.bool), torch.zeros(lanes)

@@ -14,8 +14,8 @@ import torch
 
 
 class Peak(NamedTuple):
-    """Highest measured rates of a device: FLOP/s of a large matrix product, bytes/s of a large copy (read and
-    written).
+    """Peak rates measured on a device: FLOP/s of a large matrix product, bytes/s of a large copy (read and written),
+    and the product's size.
     """
 
     flops: float
@@ -24,7 +24,9 @@ class Peak(NamedTuple):
 
 
 def peak(device: torch.device, precision: str) -> Peak:
-    """Measure the peak rates of a device, within one or two seconds. torch's settings are restored."""
+    """Measure the peak rates of a device at a `precision` ("fp32", "tf32" or "bf16"), within one or two seconds.
+    torch's settings are restored.
+    """
     cuda = device.type == "cuda"
     size = (8192 if precision != "fp32" else 4096) if cuda else 1024
     kind = torch.bfloat16 if cuda and precision == "bf16" else torch.float32
@@ -46,7 +48,7 @@ def peak(device: torch.device, precision: str) -> Peak:
 
 
 def best_s(work: Callable[[], object], device: torch.device, repeats: int = 7) -> float:
-    """Seconds of the fastest of `repeats` calls of `work`."""
+    """Time `repeats` calls of `work` after a warm-up; returns the seconds of the fastest."""
     best = math.inf
     for _ in range(repeats + 2):  # two warm-up calls
         if device.type == "cuda":

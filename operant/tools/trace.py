@@ -30,7 +30,9 @@ _LAUNCHES = (
 
 
 class Range(NamedTuple):
-    """Device work of all ranges with one name, innermost ranges only."""
+    """Device work launched within all ranges of one name, where nested ranges count for themselves only: busy time,
+    kernels and copies.
+    """
 
     busy_s: float
     kernels: int
@@ -38,7 +40,7 @@ class Range(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """All launches of one kernel in the trace."""
+    """Total of all launches of one kernel in a trace: name, busy time and number."""
 
     name: str
     busy_s: float
@@ -46,13 +48,13 @@ class Kernel(NamedTuple):
 
 
 def load(path: Path) -> list[Mapping[str, Any]]:
-    """Read the complete events of a profiler's trace, `.json` or `.json.gz`."""
+    """Read the complete events (with a duration) of a profiler's trace file, `.json` or `.json.gz`."""
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         return [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
 
 
 def device_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Kernels, copies and fills among the events, by start time."""
+    """Select the kernels, copies and fills among a trace's events, sorted by start time."""
     return sorted(
         (event for event in events if event.get("cat") == KERNEL or event.get("cat") in COPY),
         key=lambda event: float(event["ts"]),
@@ -60,12 +62,12 @@ def device_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]
 
 
 def host_launches(events: Iterable[Mapping[str, Any]]) -> int:
-    """Number of host calls among the events that launch device work."""
+    """Count the host calls among a trace's events that launch device work."""
     return sum(event.get("cat") in _HOST and str(event.get("name", "")).startswith(_LAUNCHES) for event in events)
 
 
 def busy_s(events: Iterable[Mapping[str, Any]]) -> float:
-    """Seconds in which at least one of the events was active."""
+    """Seconds in which at least one of the events was active; overlapping time counts once."""
     total, until = 0.0, float("-inf")
     for event in sorted(events, key=lambda event: float(event["ts"])):
         start, end = float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0.0))
@@ -75,7 +77,7 @@ def busy_s(events: Iterable[Mapping[str, Any]]) -> float:
 
 
 def kernels(events: Iterable[Mapping[str, Any]]) -> list[Kernel]:
-    """Total time and number of launches of each kernel, longest first."""
+    """Sum the time and launches of each kernel among a trace's events, longest first."""
     spent: dict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
     for event in events:
@@ -86,8 +88,8 @@ def kernels(events: Iterable[Mapping[str, Any]]) -> list[Kernel]:
 
 
 def by_range(events: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Range]:
-    """Device work of each named range, to which it belongs by the time of its launching call; "" for launches outside
-    all ranges.
+    """Attribute the device work of a trace to the ranges called `names`, by the time of each launching call. Returns
+    the work by name; "" for launches outside all ranges.
 
     Launches of any thread belong to the range open at the time, since an autograd thread launches while the thread that
     opened the range waits.
@@ -117,7 +119,7 @@ def by_range(events: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[
 
 
 def _innermost(opened: Sequence[tuple[float, float, str]], starts: Sequence[float], at: float) -> str:
-    """Name of the range opened last among those that are open at a time; "" if none is."""
+    """Name of the range opened last among those that are open at time `at`; "" if none is."""
     for k in range(bisect.bisect_right(starts, at) - 1, -1, -1):
         if opened[k][1] >= at:
             return opened[k][2]
