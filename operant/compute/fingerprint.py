@@ -96,27 +96,27 @@ class _Walk:
         elif type(value) is complex:
             self._hash_item("complex", struct.pack("<dd", value.real, value.imag))
         elif isinstance(value, CodeType):
-            self._code(value)
+            self._hash_code(value)
         elif isinstance(value, FunctionType) and is_versioned(str(value.__globals__.get("__name__"))):
             self._hash_item("function", f"{value.__module__}.{value.__qualname__}")
         elif isinstance(value, ModuleType):
-            self._module(value, attributes)
+            self._hash_module(value, attributes)
         elif isinstance(value, type):
-            self._class(value)
+            self._hash_class(value)
         elif isinstance(value, Enum):
             self._hash_item("member", value.name)
-            self._class(type(value))
+            self._hash_class(type(value))
         elif isinstance(value, (tuple, list, frozenset, set, dict)):
-            self._collection(value)
+            self._hash_collection(value)
         elif isinstance(value, (np.generic, np.ndarray, np.dtype, np.ufunc)):
-            self._numpy(value)
+            self._hash_numpy(value)
         elif _is_dispatcher(value):
-            self._dispatcher(value)
+            self._hash_dispatcher(value)
         elif getattr(value, "__module__", None) == _ATOMIC and hasattr(
             value, "_defn"
         ):  # depends only on numba and llvmlite
             self._hash_item("intrinsic", value.__name__)
-            self._code(value._defn.__code__)
+            self._hash_code(value._defn.__code__)
         elif isinstance(value, BuiltinFunctionType) and is_versioned(str(value.__module__)):
             self._hash_item("builtin", f"{value.__module__}.{value.__qualname__}")
         elif isinstance(value, (types.Number, types.Boolean)):
@@ -127,13 +127,13 @@ class _Walk:
 
     # VALUES
 
-    def _collection(self, value: Any) -> None:
+    def _hash_collection(self, value: Any) -> None:
         """Add a tuple, list, dict or set to the hash. Raises UnknownValueError for a subclass of them other than a
         named tuple.
         """
         if isinstance(value, tuple):
             if type(value) is not tuple:
-                self._class(type(value))
+                self._hash_class(type(value))
             self._hash_all("tuple", value)
         elif type(value) is list:
             self._hash_all("list", value)
@@ -144,7 +144,7 @@ class _Walk:
         else:
             raise UnknownValueError(f"a {type(value).__qualname__}")
 
-    def _numpy(self, value: Any) -> None:
+    def _hash_numpy(self, value: Any) -> None:
         """Add a NumPy scalar, array, dtype or ufunc to the hash. Raises UnknownValueError for an array of objects or an
         unknown ufunc.
         """
@@ -164,7 +164,7 @@ class _Walk:
             self._hash_item(type(value).__name__, repr(layout))
             self._hash_item("data", value.tobytes())
 
-    def _class(self, value: type) -> None:
+    def _hash_class(self, value: type) -> None:
         """Add a class to the hash: one of Python, NumPy or numba by name, a named tuple or an enumeration by its
         members. Raises UnknownValueError for any other class.
         """
@@ -184,7 +184,7 @@ class _Walk:
         else:
             raise UnknownValueError(f"the class {value.__qualname__}")
 
-    def _module(self, module: ModuleType, attributes: frozenset[str]) -> None:
+    def _hash_module(self, module: ModuleType, attributes: frozenset[str]) -> None:
         """Add a module to the hash, with the values of the names in `attributes`. Raises UnknownValueError if it
         defines names dynamically.
         """
@@ -200,16 +200,16 @@ class _Walk:
 
     # FUNCTIONS
 
-    def _dispatcher(self, dispatcher: Any) -> None:
+    def _hash_dispatcher(self, dispatcher: Any) -> None:
         """Add a numba dispatcher to the hash: its options and its Python function."""
         self._hash_item("dispatcher", type(dispatcher).__qualname__)
         if self._is_new(dispatcher):
             self.visit(dispatcher.targetoptions)
             self.visit(getattr(dispatcher, "locals", {}))
             self.visit(dispatcher._compiler.pipeline_class)
-            self._function(dispatcher.py_func)
+            self._hash_function(dispatcher.py_func)
 
-    def _function(self, function: FunctionType) -> None:
+    def _hash_function(self, function: FunctionType) -> None:
         """Add the Python function of a dispatcher to the hash, with its defaults, globals and closure. Undecorated
         functions are not followed: numba calls one only through an extension, which is rejected.
         """
@@ -221,7 +221,7 @@ class _Walk:
             )
         code = function.__code__
         attributes = frozenset(name for part in _codes(code) for name in part.co_names)
-        self._code(code)
+        self._hash_code(code)
         self._hash_all("defaults", function.__defaults__ or ())
         self.visit(function.__kwdefaults__ or {})
         for name in sorted({name for part in _codes(code) for name in _global_names(part)}):
@@ -236,7 +236,7 @@ class _Walk:
             raise UnknownValueError(f"a name of {function.__qualname__} that has no value yet") from None
         self._hash_all("cells", cells, attributes)
 
-    def _code(self, code: CodeType) -> None:
+    def _hash_code(self, code: CodeType) -> None:
         """Add a code object to the hash, except its source position: a function may move within its file."""
         counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
         self._hash_item("code", code.co_code)

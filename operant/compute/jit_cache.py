@@ -147,7 +147,7 @@ class _Cache:
         machine.
         """
         machine = context.codegen().magic_tuple()
-        described = repr((self.versions(), machine, [_described(kind) for kind in signature]))
+        described = repr((self.versions(), machine, [_type_text(kind) for kind in signature]))
         return hashlib.sha256(described.encode() + fingerprint(self.dispatcher)).hexdigest()
 
 
@@ -215,7 +215,7 @@ def _settings(module: Any, but: str = "\n") -> list[tuple[str, str]]:
     return sorted((name, repr(value)) for name, value in settings.items() if isinstance(value, plain))
 
 
-def _described(kind: Any) -> Any:
+def _type_text(kind: Any) -> Any:
     """Describe a numba type as text for the cache key. The text that numba gives a named tuple lacks its fields, whose
     order determines the memory layout.
     """
@@ -225,7 +225,7 @@ def _described(kind: Any) -> Any:
     return (
         f"{owner.__module__}.{owner.__qualname__}",
         getattr(kind, "fields", ()),
-        [_described(member) for member in kind.types],
+        [_type_text(member) for member in kind.types],
     )
 
 

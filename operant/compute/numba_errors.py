@@ -28,7 +28,7 @@ def summary(error: BaseException) -> str:
         if line.startswith(">>>"):
             sentence += " " + line.removeprefix(">>>").strip()
     sentence = re.sub(r" for '[^']*', defined at .*| ?Raised from .*", "", sentence)
-    place = _place(error, text)
+    place = _author_line(error, text)
     if "failed to unpack" in sentence or "wrong tuple length" in sentence:
         for names, requirement in _RETURNED.items():
             if names in text or names in place:
@@ -41,7 +41,7 @@ def summary(error: BaseException) -> str:
     return f"{place}: {sentence}" if place else sentence
 
 
-def _place(error: BaseException, text: str) -> str:
+def _author_line(error: BaseException, text: str) -> str:
     """Describe the last source line, outside numba, that an error and its `text` name; "" if there is none."""
     where = getattr(error, "loc", None)
     named = re.findall(r" (?:at|from) (\S+\.py) \((\d+)\)", text) + (

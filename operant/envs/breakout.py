@@ -113,13 +113,13 @@ def _word(words, k):
 
 
 @device
-def _standing(words, brick):
+def _is_unbroken(words, brick):
     """Whether brick number `brick` is unbroken; `words` hold one bit per brick, 1 for broken."""
     return (_word(words, brick >> 5) >> int32(brick & 31)) & int32(1) == int32(0)
 
 
 @device
-def _without(words, brick):
+def _break_brick(words, brick):
     """Set the bit of brick number `brick` to broken; returns the four new words."""
     bit = int32(1) << int32(brick & 31)
     k = brick >> 5
@@ -174,7 +174,7 @@ def _earliest_with_bricks(best, words, x, y, vx, vy, p):
             brick_y = p.bricks_y + float32(row) * p.brick_height
             for column in range(first_column, last_column + 1):
                 brick = int32(row * COLUMNS + column)
-                if _standing(words, brick):
+                if _is_unbroken(words, brick):
                     brick_x = float32(column) * p.brick_width
                     if vx != float32(0.0):
                         edge = brick_x if vx > float32(0.0) else brick_x + p.brick_width
@@ -203,7 +203,7 @@ def _earliest_with_walls(best, x, y, vx, vy, p):
 
 
 @device
-def _inside(x, y, p):
+def _put_inside(x, y, p):
     """Put the ball at (x, y) back into the field if it left it; returns its position.
 
     A ball leaves the field when it starts towards a side that it already touches, or by rounding.
@@ -214,7 +214,7 @@ def _inside(x, y, p):
 
 
 @device
-def _points(brick):
+def _brick_reward(brick):
     """Reward for breaking brick number `brick`: 7, 4 or 1 by its pair of rows, from the top."""
     return float32(7 - 3 * (brick // (2 * COLUMNS)))
 
@@ -246,7 +246,7 @@ def step(s, cells, workspace, action, p, key, tally):
         else:
             paddle_x = min(max(paddle_x + push * p.paddle_speed * p.tau, float32(0.0)), p.width - paddle_width)
 
-        x, y = _inside(x, y, p)
+        x, y = _put_inside(x, y, p)
         best = (float32(2.0), float32(-1.0), float32(0.0), float32(0.0), int32(NOTHING), False)
         best = _earliest_with_bricks(best, words, x, y, vx, vy, p)
         best = _earliest_with_walls(best, x, y, vx, vy, p)
@@ -278,9 +278,9 @@ def step(s, cells, workspace, action, p, key, tally):
             if target == CEILING:
                 paddle_width = float32(0.5) * p.paddle_width
             elif target != SIDE:
-                words = _without(words, target)
-                reward += _points(target)
-                score += _points(target)
+                words = _break_brick(words, target)
+                reward += _brick_reward(target)
+                score += _brick_reward(target)
                 if target < 3 * COLUMNS:
                     speed = p.speed_max
 

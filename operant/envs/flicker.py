@@ -28,11 +28,11 @@ def with_flicker(env: Env, probability: float) -> Env:
     """
     if not probability:
         return env
-    wrapped = _wrapped(replace(env, name=""), float(probability))
+    wrapped = _wrap(replace(env, name=""), float(probability))
     return replace(env, fields=env.fields + 1, **wrapped._asdict())
 
 
-class _Wrapped(NamedTuple):
+class _WrappedFunctions(NamedTuple):
     """Functions of an environment with flicker (observations that are blank at random)."""
 
     reset: Any
@@ -42,13 +42,13 @@ class _Wrapped(NamedTuple):
 
 
 @functools.cache
-def _wrapped(env: Env, probability: float) -> _Wrapped:
+def _wrap(env: Env, probability: float) -> _WrappedFunctions:
     """Wrap the functions of an environment with flicker (observations that are blank at random). Cached, so that equal
     environments share one compiled kernel.
     """
     reset, step = _reset_and_step(env, float32(probability))
     pixels = env.pixels > 0
-    return _Wrapped(
+    return _WrappedFunctions(
         reset, step, env.observe if pixels else _observe(env), _pixel_shader(env) if pixels else env.pixel_shader
     )
 

@@ -116,22 +116,22 @@ class Params(NamedTuple):
 
 
 @device_call
-def _tiles(row):
+def _nonzero_fields(row):
     """Set the lowest bit of each 5-bit field of a board row that is not 0 (a tile); all other bits are 0."""
     folded = row | (row >> int32(1))
     return int32((folded | (folded >> int32(2)) | (row >> int32(4))) & LOWEST)
 
 
 @device_call
-def _whole(bits):
+def _field_masks(bits):
     """Extend bits to masks: all five bits of each field whose lowest bit is set in `bits`."""
     return int32((bits << int32(BITS)) - bits)
 
 
 @device_call
-def _equal(one, other):
+def _equal_fields(one, other):
     """Set the lowest bit of each 5-bit field that is equal and not 0 in two board rows."""
-    return int32(_tiles(one) & ~_tiles(one ^ other))
+    return int32(_nonzero_fields(one) & ~_nonzero_fields(one ^ other))
 
 
 @device
@@ -155,17 +155,17 @@ def _slide_up(a, b, c, d):
     Returns the four rows, and per column the exponents of the merged tiles: the upper pair's and the lower pair's.
     """
     # Close the gaps, from the bottom up.
-    fixed = _whole(_tiles(c))
+    fixed = _field_masks(_nonzero_fields(c))
     c, d = c | (d & ~fixed), d & fixed
-    fixed = _whole(_tiles(b))
+    fixed = _field_masks(_nonzero_fields(b))
     b, c, d = b | (c & ~fixed), (c & fixed) | (d & ~fixed), d & fixed
-    fixed = _whole(_tiles(a))
+    fixed = _field_masks(_nonzero_fields(a))
     a, b, c, d = a | (b & ~fixed), (b & fixed) | (c & ~fixed), (c & fixed) | (d & ~fixed), d & fixed
     # Merging pairs, from the top: a tile belongs to at most one pair.
-    upper = _equal(a, b)
-    middle = int32(_equal(b, c) & ~upper)
-    lower = int32(_equal(c, d) & ~middle)
-    in_upper, in_middle, in_lower = _whole(upper), _whole(middle), _whole(lower)
+    upper = _equal_fields(a, b)
+    middle = int32(_equal_fields(b, c) & ~upper)
+    lower = int32(_equal_fields(c, d) & ~middle)
+    in_upper, in_middle, in_lower = _field_masks(upper), _field_masks(middle), _field_masks(lower)
     first, second = (a & in_upper) | (b & in_middle), c & in_lower
     merged = c + lower
     new_a = a + upper
@@ -200,7 +200,7 @@ def _growth(exponent):
 
 
 @device
-def _gained(first, second):
+def _merge_rewards(first, second):
     """Sum of the merged tiles, number of merges and growth reward in hundredths, from the two integers of merged
     exponents that `moved` returned.
     """
@@ -218,7 +218,12 @@ def with_tile(a, b, c, d, cell_word, kind_word, p):
     """Add a tile on an empty cell of the board's four rows, the cell and the tile chosen by two random words. A full
     board is unchanged. Returns the rows and the number of cells that were empty.
     """
-    free_a, free_b, free_c, free_d = LOWEST & ~_tiles(a), LOWEST & ~_tiles(b), LOWEST & ~_tiles(c), LOWEST & ~_tiles(d)
+    free_a, free_b, free_c, free_d = (
+        LOWEST & ~_nonzero_fields(a),
+        LOWEST & ~_nonzero_fields(b),
+        LOWEST & ~_nonzero_fields(c),
+        LOWEST & ~_nonzero_fields(d),
+    )
     # A product with LOWEST is a prefix sum over the fields: empty cells up to each cell. The top field is the row's.
     up_to_a, up_to_b, up_to_c, up_to_d = (
         int32(free_a * LOWEST),
@@ -234,25 +239,25 @@ def with_tile(a, b, c, d, cell_word, kind_word, p):
     n = int32((uint64(cell_word) * uint64(count)) >> uint64(32))
     target = int32((n + 1) * LOWEST)
     kind = int32(1) if unit(kind_word) < p.two else int32(2)
-    a += int32(free_a & ~_tiles(up_to_a ^ target)) * kind
-    b += int32(free_b & ~_tiles((up_to_b + count_a * LOWEST) ^ target)) * kind
-    c += int32(free_c & ~_tiles((up_to_c + count_b * LOWEST) ^ target)) * kind
-    d += int32(free_d & ~_tiles((up_to_d + count_c * LOWEST) ^ target)) * kind
+    a += int32(free_a & ~_nonzero_fields(up_to_a ^ target)) * kind
+    b += int32(free_b & ~_nonzero_fields((up_to_b + count_a * LOWEST) ^ target)) * kind
+    c += int32(free_c & ~_nonzero_fields((up_to_c + count_b * LOWEST) ^ target)) * kind
+    d += int32(free_d & ~_nonzero_fields((up_to_d + count_c * LOWEST) ^ target)) * kind
     return int32(a), int32(b), int32(c), int32(d), count
 
 
 @device
-def _pairs(a, b, c, d):
+def _equal_neighbours(a, b, c, d):
     """Find equal neighbours on the board: the lowest bits of cells that equal their right neighbour, and of cells that
     equal the one below.
     """
     right = (
-        _equal(a, a >> int32(BITS))
-        | _equal(b, b >> int32(BITS))
-        | _equal(c, c >> int32(BITS))
-        | _equal(d, d >> int32(BITS))
+        _equal_fields(a, a >> int32(BITS))
+        | _equal_fields(b, b >> int32(BITS))
+        | _equal_fields(c, c >> int32(BITS))
+        | _equal_fields(d, d >> int32(BITS))
     )
-    return int32(right), int32(_equal(a, b) | _equal(b, c) | _equal(c, d))
+    return int32(right), int32(_equal_fields(a, b) | _equal_fields(b, c) | _equal_fields(c, d))
 
 
 @device
@@ -262,7 +267,7 @@ def _ten_thousandths(reward):
 
 
 @device
-def _best(a, b, c, d):
+def _highest_exponent(a, b, c, d):
     """Highest exponent on the board, given its four packed rows."""
     best = int32(0)
     for k in range(SIDE):
@@ -278,14 +283,14 @@ def _best(a, b, c, d):
 
 
 @device
-def _board(s):
+def _load_board(s):
     """Load the board's four packed rows and the count of consecutive illegal moves from the state."""
     a, b, c, d = int32(s[0]), int32(s[1]), int32(s[2]), int32(s[3])
     return a & BOARD, b & BOARD, c & BOARD, d & BOARD, (a >> int32(4 * BITS)) | ((b >> int32(4 * BITS)) << int32(4))
 
 
 @device
-def _write(s, a, b, c, d, stuck):
+def _store_board(s, a, b, c, d, stuck):
     """Store the board's four packed rows and the count of consecutive illegal moves in the state."""
     s[0], s[1] = (
         float32(a | ((stuck & int32(15)) << int32(4 * BITS))),
@@ -300,23 +305,23 @@ def reset(s, p, key):
     words = block(key, 0)
     a, b, c, d, _ = with_tile(int32(0), int32(0), int32(0), int32(0), words[0], words[1], p)
     a, b, c, d, _ = with_tile(a, b, c, d, words[2], words[3], p)
-    _write(s, a, b, c, d, int32(0))
+    _store_board(s, a, b, c, d, int32(0))
 
 
 @device
 def step(s, action, p, key, tally):
     """Play one move, an illegal one without effect, and return its reward and whether the game is over."""
-    a, b, c, d, stuck = _board(s)
+    a, b, c, d, stuck = _load_board(s)
     to_a, to_b, to_c, to_d, first, second = moved(a, b, c, d, action)
     changed = ((a ^ to_a) | (b ^ to_b) | (c ^ to_c) | (d ^ to_d)) != 0
-    score, merges, growth = _gained(first, second)
+    score, merges, growth = _merge_rewards(first, second)
     words = block(key, 0)
     new_a, new_b, new_c, new_d, empty = with_tile(to_a, to_b, to_c, to_d, words[0], words[1], p)
     a, b, c, d, empty = (new_a, new_b, new_c, new_d, empty - 1) if changed else (a, b, c, d, empty)
     stuck = int32(0) if changed else int32(stuck + 1)
-    _write(s, a, b, c, d, stuck)
+    _store_board(s, a, b, c, d, stuck)
 
-    right, below = _pairs(a, b, c, d)
+    right, below = _equal_neighbours(a, b, c, d)
     over = (empty <= 0 and (right | below) == 0) or stuck >= p.patience
     gained = (
         merges * _ten_thousandths(p.merge) + growth * _ten_thousandths(p.growth) // 100
@@ -324,7 +329,7 @@ def step(s, action, p, key, tally):
         else _ten_thousandths(p.invalid)
     )
     gained += _ten_thousandths(p.game_over) if over else int32(0)
-    best = _best(a, b, c, d) if over else int32(0)
+    best = _highest_exponent(a, b, c, d) if over else int32(0)
     tally[SCORE] += float32(score)
     tally[INVALID] += float32(0.0) if changed else float32(1.0)
     tally[BEST] += float32(best)
@@ -335,7 +340,7 @@ def step(s, action, p, key, tally):
 @device
 def observe(s, obs, p):
     """Write the exponents in row order from the top left."""
-    a, b, c, d, _ = _board(s)
+    a, b, c, d, _ = _load_board(s)
     for k in range(SIDE):
         shift = int32(BITS * k)
         obs[k] = (a >> shift) & EXPONENT
@@ -363,9 +368,9 @@ def legal(s, mask, p):
     A move changes the board if two neighbours along its axis are equal, or if a tile has an empty neighbour on the side
     that it moves to.
     """
-    a, b, c, d, _ = _board(s)
-    right, below = _pairs(a, b, c, d)
-    full_a, full_b, full_c, full_d = _tiles(a), _tiles(b), _tiles(c), _tiles(d)
+    a, b, c, d, _ = _load_board(s)
+    right, below = _equal_neighbours(a, b, c, d)
+    full_a, full_b, full_c, full_d = _nonzero_fields(a), _nonzero_fields(b), _nonzero_fields(c), _nonzero_fields(d)
     upward = (full_b & ~full_a) | (full_c & ~full_b) | (full_d & ~full_c)
     downward = (full_a & ~full_b) | (full_b & ~full_c) | (full_c & ~full_d)
     rightward = _gap_right(full_a) | _gap_right(full_b) | _gap_right(full_c) | _gap_right(full_d)

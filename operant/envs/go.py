@@ -102,7 +102,7 @@ def neighbours(board, size, first, row, column, beyond):
 
 
 @device
-def opens(liberties, colour):
+def allows_move(liberties, colour):
     """Whether one neighbour makes a move of `colour` (1 black, -1 white) legal, given its signed liberties: it is
     empty, a friendly chain with another liberty, or an enemy chain that the move captures.
     """
@@ -116,7 +116,12 @@ def may_play(cells, size, point, colour, ko):
     if cells[point] != EMPTY or point == ko:
         return False
     above, left, right, below = neighbours(cells, size, 0, point // size, point % size, -colour * BEYOND)
-    return opens(above, colour) or opens(left, colour) or opens(right, colour) or opens(below, colour)
+    return (
+        allows_move(above, colour)
+        or allows_move(left, colour)
+        or allows_move(right, colour)
+        or allows_move(below, colour)
+    )
 
 
 @device
@@ -204,7 +209,7 @@ def urgency(liberties):
 
 
 @device_call
-def choose(cells, workspace, size, ko, key):
+def choose_reply(cells, workspace, size, ko, key):
     """Choose the point that white plays: a random legal one of the most urgent category; -1 for a pass. `ko` is the
     forbidden point, or -1. Overwrites `workspace` with the categories.
     """
@@ -214,7 +219,12 @@ def choose(cells, workspace, size, ko, key):
             point, kind = row * size + column, ILLEGAL
             if cells[point] == EMPTY and point != ko:
                 above, left, right, below = neighbours(cells, size, 0, row, column, BEYOND)
-                if opens(above, WHITE) or opens(left, WHITE) or opens(right, WHITE) or opens(below, WHITE):
+                if (
+                    allows_move(above, WHITE)
+                    or allows_move(left, WHITE)
+                    or allows_move(right, WHITE)
+                    or allows_move(below, WHITE)
+                ):
                     kind = min(urgency(above), urgency(left), urgency(right), urgency(below))
             workspace[point] = kind
             candidates = 1 if kind < best else candidates + 1 if kind == best else candidates
@@ -231,7 +241,7 @@ def choose(cells, workspace, size, ko, key):
 
 
 @device
-def root(workspace, point):
+def region_root(workspace, point):
     """Return the representative of the region that contains an empty point (union-find with path halving in
     `workspace`).
     """
@@ -244,7 +254,7 @@ def root(workspace, point):
 
 
 @device
-def join(workspace, other, point):
+def join_regions(workspace, other, point):
     """Merge the region with representative `other` into the one with representative `point` (union-find in
     `workspace`).
     """
@@ -254,7 +264,7 @@ def join(workspace, other, point):
 
 
 @device_call
-def area(cells, workspace, size):
+def area_lead(cells, workspace, size):
     """Score the board: black's area minus white's, in points. Overwrites `workspace`.
 
     Regions of empty points are union-find sets in `workspace`: a point holds its parent, a representative -1 - b, where
@@ -272,12 +282,12 @@ def area(cells, workspace, size):
             white = above < 0 or left < 0 or right < 0 or below < 0
             workspace[point] = -1 - ((1 if black else 0) | (2 if white else 0))
             if row > 0 and above == EMPTY:
-                join(workspace, root(workspace, point - size), point)
+                join_regions(workspace, region_root(workspace, point - size), point)
             if column > 0 and left == EMPTY:
-                join(workspace, root(workspace, point - 1), point)
+                join_regions(workspace, region_root(workspace, point - 1), point)
     for point in range(size * size):
         if cells[point] == EMPTY:
-            borders = -1 - workspace[root(workspace, point)]
+            borders = -1 - workspace[region_root(workspace, point)]
             lead += (1 if borders == 1 else 0) - (1 if borders == 2 else 0)
     return lead
 
@@ -345,7 +355,7 @@ def _rules(size: int) -> tuple[Any, Any]:
         ended = plies == limit or (passed and not moves)
         if not ended:
             plies += 1
-            answer = choose(cells, workspace, size, ko, key)
+            answer = choose_reply(cells, workspace, size, ko, key)
             ko = -1
             if answer >= 0:
                 lost, ko = play(cells, workspace, size, answer, WHITE)
@@ -354,7 +364,7 @@ def _rules(size: int) -> tuple[Any, Any]:
         else:
             ko = -1  # it applied to white, who does not move again
         if ended:
-            margin = float32(area(cells, workspace, size)) - p.komi
+            margin = float32(area_lead(cells, workspace, size)) - p.komi
 
         s[PLIES], s[KO], s[LAST], s[LEAD] = float32(plies), float32(ko), float32(answer), float32(lead)
         s[PASSED] = float32(1.0) if answer < 0 else float32(0.0)
@@ -399,7 +409,12 @@ def _views(size: int) -> tuple[Any, Any, Any]:
         for column in range(size):
             point = shard * size + column
             above, left, right, below = neighbours(cells, size, 0, shard, column, -BLACK * BEYOND)
-            allowed = opens(above, BLACK) or opens(left, BLACK) or opens(right, BLACK) or opens(below, BLACK)
+            allowed = (
+                allows_move(above, BLACK)
+                or allows_move(left, BLACK)
+                or allows_move(right, BLACK)
+                or allows_move(below, BLACK)
+            )
             mask[point] = 1 if allowed and cells[point] == EMPTY and point != ko else 0
         if shard == size - 1:
             mask[count] = 1

@@ -36,7 +36,7 @@ class Hosting(NamedTuple):
     asynchronous: bool = False  # each process has its own buffers
 
 
-def _nothing(*arguments: Any) -> None:
+def _never_called(*arguments: Any) -> None:
     """Stand in for the device functions of an outside environment; never called."""
 
 
@@ -94,7 +94,7 @@ def declare(source: Source) -> HostEnv:
 
     try:
         made = vectors.vector_class(source)
-        probe = _of_lane(source) if made is None else _of_vector(source, made(source, 1, 1))
+        probe = _probe_lane(source) if made is None else _probe_vector(source, made(source, 1, 1))
     except SourceError as error:
         raise (MachineError if error.missing else OperantError)(str(error)) from error.__cause__
     except spaces.UnsupportedSpaceError as error:
@@ -109,15 +109,15 @@ def declare(source: Source) -> HostEnv:
     seen, action, mask, limit, metadata, channels_first, frame_shape = probe
     kwargs = dict(source.kwargs)
     return HostEnv(
-        Params=_params(kwargs),
+        Params=_params_class(kwargs),
         fields=0,
         observation=Box(seen.size, seen.low, seen.high, seen.dtype, seen.shape, seen.categories),
-        action=_action(action.sizes, action.low, action.high, action.multi),
+        action=_action_space(action.sizes, action.low, action.high, action.multi),
         time_limit=source.time_limit or limit,
-        reset=_nothing,
-        step=_nothing,
-        observe=_nothing,
-        legal=_nothing if mask is not None else None,
+        reset=_never_called,
+        step=_never_called,
+        observe=_never_called,
+        legal=_never_called if mask is not None else None,
         pixels=seen.shape[0] if seen.shape else 0,
         step_s=_step_s(metadata, source.frame_skip),
         gymnasium=source.name if source.kind == "gymnasium" else None,
@@ -142,7 +142,7 @@ class _Probe(NamedTuple):
     frame_shape: tuple[int, ...] = ()
 
 
-def _of_lane(source: Source) -> _Probe:
+def _probe_lane(source: Source) -> _Probe:
     """Make a single environment of a source, reset it and read its properties."""
     from operant.host.source import Lane
 
@@ -156,7 +156,7 @@ def _of_lane(source: Source) -> _Probe:
     return _Probe(lane.view.declared(), lane.action, mask, limit, metadata, frame_shape=lane.view.frame_shape)
 
 
-def _of_vector(source: Source, vector: vectors.Vector) -> _Probe:
+def _probe_vector(source: Source, vector: vectors.Vector) -> _Probe:
     """Reset a vectorised environment of a source with one lane and read its properties."""
     from operant.host import spaces, vectors
 
@@ -168,12 +168,12 @@ def _of_vector(source: Source, vector: vectors.Vector) -> _Probe:
     return _Probe(seen, action, mask, None, shown, vectors.channels_first(vector.single_observation_space))
 
 
-def _params(kwargs: Mapping[str, Any]) -> type:
+def _params_class(kwargs: Mapping[str, Any]) -> type:
     """Make a class of `Params` whose fields are the keyword arguments of an environment."""
     return collections.namedtuple("Params", list(kwargs), defaults=list(kwargs.values()))
 
 
-def _action(
+def _action_space(
     sizes: tuple[int, ...], low: tuple[float, ...], high: tuple[float, ...], multi: bool
 ) -> Discrete | MultiDiscrete | Box:
     """Action space from the sizes of discrete choices, or without any from the bounds of a Box. `multi`: MultiDiscrete

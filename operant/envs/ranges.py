@@ -34,7 +34,7 @@ def problem(env: Env, name: str, value: object) -> str | None:
     elif isinstance(value, float) and not math.isfinite(value):
         return "input should be a finite number"
     if (low is not None and value < low) or (high is not None and value > high):
-        return f"input should be {_words(low, high)}"
+        return f"input should be {_range_text(low, high)}"
     return None if abs(value) <= LARGEST_FLOAT32 else "input should fit into a float32 (at most 3.4e38)"
 
 
@@ -46,7 +46,7 @@ def declaration_problems(env: Env) -> Iterator[str]:
         return
     for name, bounds in env.ranges.items():
         if name not in defaults:
-            yield f"ranges names {name!r}, which is not a parameter{_near(name, defaults)}"
+            yield f"ranges names {name!r}, which is not a parameter{_name_hint(name, defaults)}"
         elif isinstance(defaults[name], bool):
             yield f"ranges names {name!r}, a bool parameter, which cannot have a range"
         elif (
@@ -62,10 +62,10 @@ def declaration_problems(env: Env) -> Iterator[str]:
         elif (low := bounds[0]) is not None and (high := bounds[1]) is not None and low > high:
             yield f"the range of {name!r} is {bounds!r}: its least value is above its greatest"
         elif message := problem(env, name, defaults[name]):
-            yield f"the default of {name!r} is {_short(defaults[name])}: {message}, by its range"
+            yield f"the default of {name!r} is {_value_text(defaults[name])}: {message}, by its range"
     for name in defaults:
         if name not in env.ranges and (message := problem(env, name, defaults[name])):
-            yield f"the default of {name!r} is {_short(defaults[name])}: {message}"
+            yield f"the default of {name!r} is {_value_text(defaults[name])}: {message}"
 
 
 def checked(env: Env, given: Any = None) -> Any:
@@ -82,9 +82,9 @@ def checked(env: Env, given: Any = None) -> Any:
     elif not wrong:
         for name, value in values.items():
             if name not in defaults:
-                wrong.append(f"{what} has no parameter {name!r}{_near(name, defaults)}")
+                wrong.append(f"{what} has no parameter {name!r}{_name_hint(name, defaults)}")
             elif message := problem(env, name, value):
-                wrong.append(f"parameter {name!r} of {what}: {message} (got {_short(value)})")
+                wrong.append(f"parameter {name!r} of {what}: {message} (got {_value_text(value)})")
     if wrong:
         raise UsageError("\n".join(wrong))
     return env.Params(
@@ -118,21 +118,21 @@ def _is_bound(bound: object, default: object) -> bool:
     )
 
 
-def _words(low: float | None, high: float | None) -> str:
+def _range_text(low: float | None, high: float | None) -> str:
     """Phrase for a range, such as "from 1 to 10" or "at least 0"; one bound may be None."""
     if low is not None and high is not None:
-        return f"from {_number(low)} to {_number(high)}"
-    return f"at least {_number(low)}" if low is not None else f"at most {_number(high)}"
+        return f"from {_bound_text(low)} to {_bound_text(high)}"
+    return f"at least {_bound_text(low)}" if low is not None else f"at most {_bound_text(high)}"
 
 
-def _number(number: float | None) -> str:
+def _bound_text(number: float | None) -> str:
     """Format a bound in the notation of a configuration file, such as 10_000."""
     if number is None or number != int(number) or abs(number) >= 1e15:
         return repr(number)
     return f"{int(number):_}"
 
 
-def _short(value: object) -> str:
+def _value_text(value: object) -> str:
     """Format a value for a message, truncated to 80 characters. (Python refuses to format integers of thousands of
     digits.)
     """
@@ -143,7 +143,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _near(name: object, names: Mapping[str, object]) -> str:
+def _name_hint(name: object, names: Mapping[str, object]) -> str:
     """Hint for a message about an unknown parameter: the nearest known name, or all names."""
     matches = difflib.get_close_matches(str(name), names, n=1)
     return f" (did you mean {matches[0]!r}?)" if matches else f" (known here: {', '.join(names)})"

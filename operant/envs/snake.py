@@ -82,7 +82,7 @@ def free_cell(cells, clock, length, key):
 
 
 @device
-def paint(obs, cell, remaining, length, food):
+def write_cell(obs, cell, remaining, length, food):
     """Write the three observation bytes of a cell. `remaining` is the number of steps that the cell stays part of the
     snake: 0 or less if it is free, `length` at the head.
     """
@@ -162,10 +162,10 @@ def _views(height: int, width: int) -> tuple[Any, Any]:
         last = length - int32(s[CLOCK])
         # Load all cells before the first store: cells and obs might alias.
         one, two, three, four = cells[cell], cells[cell + 1], cells[cell + 2], cells[cell + 3]
-        paint(obs, cell, int32(last + one), length, food)
-        paint(obs, cell + 1, int32(last + two), length, food)
-        paint(obs, cell + 2, int32(last + three), length, food)
-        paint(obs, cell + 3, int32(last + four), length, food)
+        write_cell(obs, cell, int32(last + one), length, food)
+        write_cell(obs, cell + 1, int32(last + two), length, food)
+        write_cell(obs, cell + 2, int32(last + three), length, food)
+        write_cell(obs, cell + 3, int32(last + four), length, food)
 
     @device_call
     def pixel_shader(s, cells, p, x, y):

@@ -56,10 +56,10 @@ class BlockLayout(NamedTuple):
 
     def bytes(self) -> int:
         """Total size of the blocks in bytes; each begins at a multiple of 64."""
-        return sum(_padded(shape, kind) for shape, kind in self.columns().values())
+        return sum(_padded_bytes(shape, kind) for shape, kind in self.columns().values())
 
 
-def _padded(shape: tuple[int, ...], kind: str) -> int:
+def _padded_bytes(shape: tuple[int, ...], kind: str) -> int:
     """Bytes of a block of this shape and dtype, rounded up to a multiple of 64."""
     return max(64, -(-math.prod(shape) * np.dtype(kind).itemsize // 64) * 64)
 
@@ -86,7 +86,7 @@ class Blocks:
         self.shape, offset = shape, 0
         for name, (size, kind) in shape.columns().items():
             setattr(self, name, np.frombuffer(memory, kind, math.prod(size), offset).reshape(size))
-            offset += _padded(size, kind)
+            offset += _padded_bytes(size, kind)
 
 
 class LaneError(Exception):

@@ -90,9 +90,9 @@ def make(source: Source, *, draws: bool = False) -> Any:
         os.environ.setdefault(variable, value)
     kwargs = dict(source.kwargs)
     if source.kind == "ale":
-        return _game(source, kwargs)
+        return _make_game(source, kwargs)
     if source.kind == "file":
-        return _from_file(source, kwargs, draws)
+        return _make_from_file(source, kwargs, draws)
     name = source.name
     if draws:
         kwargs["render_mode"] = "rgb_array"
@@ -102,14 +102,16 @@ def make(source: Source, *, draws: bool = False) -> Any:
         )
     except gymnasium.error.DependencyNotInstalled as error:
         raise SourceError(
-            f"{source.kind}:{name} needs a package that is not installed: {_line(error)}", missing=True
+            f"{source.kind}:{name} needs a package that is not installed: {_first_line(error)}", missing=True
         ) from None
     except gymnasium.error.UnregisteredEnv as error:
-        raise SourceError(f"Gymnasium has no environment {name!r}: {_line(error)}") from None
+        raise SourceError(f"Gymnasium has no environment {name!r}: {_first_line(error)}") from None
     except Exception as error:
         if (reason := _missing_module(source)) is not None:
             raise SourceError(reason) from error
-        raise SourceError(f"{source.kind}:{name} could not be made: {type(error).__name__}: {_line(error)}") from error
+        raise SourceError(
+            f"{source.kind}:{name} could not be made: {type(error).__name__}: {_first_line(error)}"
+        ) from error
 
 
 def _missing_module(source: Source) -> str | None:
@@ -130,7 +132,7 @@ def _missing_module(source: Source) -> str | None:
     return f"{source.kind}:{source.name} imports the module {module!r}, which is not installed{here}"
 
 
-def _game(source: Source, kwargs: dict[str, Any]) -> Game:
+def _make_game(source: Source, kwargs: dict[str, Any]) -> Game:
     """Make the Atari game of a source. Raises SourceError for an unknown argument, a missing package or an unknown
     game.
     """
@@ -177,7 +179,7 @@ def _drawing_library() -> str:
     return "disabled"
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """First line of an error's message, or the name of its class if it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
@@ -194,7 +196,7 @@ def maker_of(source: Source) -> Callable[..., Any]:
     path, _, function = source.name.rpartition(":")
     file = Path(path)
     try:
-        module = _module(file, source.version)
+        module = _import_once(file, source.version)
     except (Exception, SystemExit) as error:
         raise SourceError(f"{file} could not be imported: {user_file.problem(error, file)}") from error
     if not callable(maker := getattr(module, function, None)):
@@ -204,7 +206,7 @@ def maker_of(source: Source) -> Callable[..., Any]:
     return maker
 
 
-def _from_file(source: Source, kwargs: dict[str, Any], draws: bool) -> Any:
+def _make_from_file(source: Source, kwargs: dict[str, Any], draws: bool) -> Any:
     """Make a user's environment by the function of the file, with `render_mode` if it is to be drawn and the function
     takes it. Raises SourceError.
     """
@@ -229,7 +231,7 @@ def _from_file(source: Source, kwargs: dict[str, Any], draws: bool) -> Any:
 _MODULES: dict[tuple[str, str], Any] = {}
 
 
-def _module(file: Path, version: str) -> Any:
+def _import_once(file: Path, version: str) -> Any:
     """Import a user's file and return the module; it is imported once per `version` (hash of its text)."""
     key = (str(file), version)
     if key not in _MODULES:

@@ -108,7 +108,7 @@ def parts(space: Any, name: str = "", path: tuple[Any, ...] = ()) -> Iterator[Pa
         )
 
 
-def _reach(value: Any, path: tuple[Any, ...]) -> Any:
+def _look_up(value: Any, path: tuple[Any, ...]) -> Any:
     """Look up the value at a path of keys in nested dicts and tuples."""
     for key in path:
         value = value[key]
@@ -166,7 +166,7 @@ def observation(space: Any) -> Observation:
     if is_picture(space):
         return _picture(space)
     leaves = list(parts(space))
-    if not leaves or not all(_numbers(part.space) for part in leaves):
+    if not leaves or not all(_entry_count(part.space) for part in leaves):
         raise UnsupportedSpaceError("it has no entries")
     alike = [_choices(part.space) for part in leaves]
     in_bytes = all(
@@ -176,7 +176,7 @@ def observation(space: Any) -> Observation:
     return _bytes(leaves, alike) if in_bytes else _floats(leaves, alike)
 
 
-def _numbers(space: Any) -> int:
+def _entry_count(space: Any) -> int:
     """Number of entries of a value of this space."""
     choices = _choices(space)
     return math.prod(space.shape) if choices is None else len(choices[0])
@@ -188,10 +188,10 @@ def _numbers(space: Any) -> int:
 def check_shape(values: np.ndarray, shape: tuple[int, ...], name: str) -> None:
     """Check that an observation has the shape of its space. Raises InvalidValueError."""
     if values.shape != shape:
-        raise InvalidValueError(_whole(name), f"has the shape {values.shape}, its space {shape}")
+        raise InvalidValueError(_noun_phrase(name), f"has the shape {values.shape}, its space {shape}")
 
 
-def _whole(name: str) -> str:
+def _noun_phrase(name: str) -> str:
     """Name of a part as a noun phrase: "the NAME", or "observation[K]" for parts of a Tuple, whose names begin with
     their index.
     """
@@ -229,7 +229,7 @@ def whole_numbers(part: Part) -> Callable[[Any], Any]:
         np.greater(offsets.view(np.uint64), spans, out=beyond)
         if 1 in beyond.tobytes():
             k = int(beyond.argmax())
-            raise InvalidValueError(_entry(name, shape, k), f"is {flat[k]}, its space has {lows[k]} to {highs[k]}")
+            raise InvalidValueError(_entry_name(name, shape, k), f"is {flat[k]}, its space has {lows[k]} to {highs[k]}")
         return offsets if added is None else offsets + added
 
     def read_one(value: Any) -> Any:
@@ -241,22 +241,23 @@ def whole_numbers(part: Part) -> Callable[[Any], Any]:
 
     def _without_fractions(flat: np.ndarray) -> np.ndarray:
         if flat.dtype.kind != "f":
-            raise InvalidValueError(_whole(name), f"is {flat.dtype}, its space {space.dtype}")
+            raise InvalidValueError(_noun_phrase(name), f"is {flat.dtype}, its space {space.dtype}")
         if len(positions := np.flatnonzero(flat != np.trunc(flat))):
             k = int(positions[0])
             raise InvalidValueError(
-                _entry(name, shape, k), f"is {flat[k]:.7g}, its space has whole numbers from {lows[k]} to {highs[k]}"
+                _entry_name(name, shape, k),
+                f"is {flat[k]:.7g}, its space has whole numbers from {lows[k]} to {highs[k]}",
             )
         return np.clip(flat, -(2.0**62), 2.0**62).astype(np.int64)
 
     return read if shape else read_one
 
 
-def _entry(name: str, shape: tuple[int, ...], k: int) -> str:
+def _entry_name(name: str, shape: tuple[int, ...], k: int) -> str:
     """Name of entry k of a part with this shape, such as `observation[2, 0]`."""
     if not shape:
-        return _whole(name)
-    return f"{_whole(name).removeprefix('the ')}[{', '.join(map(str, map(int, np.unravel_index(k, shape))))}]"
+        return _noun_phrase(name)
+    return f"{_noun_phrase(name).removeprefix('the ')}[{', '.join(map(str, map(int, np.unravel_index(k, shape))))}]"
 
 
 # ROWS
@@ -288,7 +289,7 @@ def _bytes(leaves: list[Part], choices: list[Any]) -> Observation:
     high: list[float] = []
     fields, plans, offset = [], [], 0
     for part, choice in zip(leaves, choices, strict=True):
-        count = _numbers(part.space)
+        count = _entry_count(part.space)
         if choice is None:
             categories += [0] * count
             high += np.asarray(part.space.high, np.float64).ravel().tolist()
@@ -301,7 +302,7 @@ def _bytes(leaves: list[Part], choices: list[Any]) -> Observation:
 
     def write(value: Any, row: np.ndarray) -> None:
         for path, columns, read in plans:
-            row[columns] = read(_reach(value, path))
+            row[columns] = read(_look_up(value, path))
 
     return Observation(
         offset, "uint8", 0.0, tuple(max(bound, 1.0) for bound in high), (), tuple(categories), tuple(fields), write
@@ -318,7 +319,7 @@ def _floats(leaves: list[Part], choices: list[Any]) -> Observation:
     plans: list[tuple[Any, ...]] = []
     for part, choice in zip(leaves, choices, strict=True):
         plain = choice is None or part.space.__class__.__name__ == "MultiBinary"
-        count = _numbers(part.space) if plain else int(choice[0].sum())
+        count = _entry_count(part.space) if plain else int(choice[0].sum())
         fields.append(Field(part.name, offset, offset + count))
         if choice is None:
             in_bytes = str(part.space.dtype) == "uint8"
@@ -335,7 +336,7 @@ def _floats(leaves: list[Part], choices: list[Any]) -> Observation:
 
     def write(value: Any, row: np.ndarray) -> None:
         for path, columns, fill in plans:
-            fill(_reach(value, path), row[columns])
+            fill(_look_up(value, path), row[columns])
 
     if len(plans) == 1 and not plans[0][0]:  # the common case
         write = plans[0][2]
@@ -418,7 +419,7 @@ def _reader(space: Any) -> Callable[[np.ndarray], Any]:
     inner = list(space.spaces.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
     readers, offset = [], 0
     for key, part in inner:
-        count = sum(_numbers(leaf.space) for leaf in parts(part))
+        count = sum(_entry_count(leaf.space) for leaf in parts(part))
         readers.append((key, slice(offset, offset + count), _reader(part)))
         offset += count
     if isinstance(space, spaces.Dict):

@@ -198,9 +198,9 @@ class VectorGroup(LaneGroup):
         super().__init__(source, blocks, buffers, draws=draws)
         self._threads, self._age = threads, np.zeros(blocks.shape.lanes, np.int64)
         self._vectors: list[Vector | None] = []
-        self.calls = {name: self._guarded(name, call) for name, call in self.calls.items()}
+        self.calls = {name: self._with_lane_errors(name, call) for name, call in self.calls.items()}
 
-    def _guarded(self, name: str, call: Callable[[int], None]) -> Callable[[int], None]:
+    def _with_lane_errors(self, name: str, call: Callable[[int], None]) -> Callable[[int], None]:
         """Wrap a call (`name`) of a buffer so that its lanes are marked busy and any error becomes a LaneError."""
 
         def guarded(buffer: int) -> None:
@@ -269,7 +269,7 @@ class VectorGroup(LaneGroup):
             try:
                 self._write_observation(spaces.select(done.final, k), blocks.final_observation[lanes[k]])
             except spaces.InvalidValueError as error:
-                raise self._invalid(lanes[k], error) from error
+                raise self._invalid_value(lanes[k], error) from error
             self._age[lanes[k]] = 0
         self._write(lanes, done.observation, done.info)
 
@@ -290,7 +290,7 @@ class VectorGroup(LaneGroup):
                 mask = {} if masks is None else {spaces.MASK: masks[k]}
                 self._write_mask(lane, spaces.mask_of(mask, observation, self._action.sizes), self._action.sizes)
         except spaces.InvalidValueError as error:
-            raise self._invalid(lane, error) from error
+            raise self._invalid_value(lane, error) from error
 
     def _write_all(self, lanes: Sequence[int], values: np.ndarray, rows: np.ndarray) -> bool:
         """Write a batch of observations to the lanes' rows in one copy. Returns False if the values must be checked one
@@ -299,7 +299,7 @@ class VectorGroup(LaneGroup):
         try:
             spaces.check_shape(values, (len(lanes), *self._shape), "observation")
         except spaces.InvalidValueError as error:
-            raise self._invalid(lanes[0], error, f"{lanes[0]} to {lanes[-1]}") from error
+            raise self._invalid_value(lanes[0], error, f"{lanes[0]} to {lanes[-1]}") from error
         if self._channels_first and values.dtype != np.uint8:
             return False
         rows[lanes[0] : lanes[-1] + 1] = values.reshape(len(lanes), -1)
@@ -315,7 +315,7 @@ class VectorGroup(LaneGroup):
         checked = self._read_bytes is not None and values.dtype != np.uint8
         row[:] = self._read_bytes(values) if checked and self._read_bytes is not None else values.reshape(-1)
 
-    def _invalid(self, lane: int, error: spaces.InvalidValueError, name: str = "") -> LaneError:
+    def _invalid_value(self, lane: int, error: spaces.InvalidValueError, name: str = "") -> LaneError:
         """Make the LaneError for an invalid value of a lane. `name` names several lanes instead, such as "0 to 7"."""
         step, action = int(self._age[lane]), self._blocks.action[lane].tolist()
         return LaneError(name or lane, "step" if step else "reset", action, error, step)

@@ -84,11 +84,11 @@ def main(socket_fd: int, memory_fd: int, parent: int) -> None:
     )
     with contextlib.suppress(OSError):  # the trainer has exited
         while len(command := receive(link, 2)) == 2:
-            link.sendall(_answer(group, CALLS[command[:1]], command[1]))
+            link.sendall(_execute(group, CALLS[command[:1]], command[1]))
     os._exit(0)
 
 
-def _answer(group: LaneGroup, call: str, buffer: int) -> bytes:
+def _execute(group: LaneGroup, call: str, buffer: int) -> bytes:
     """Make a call for a buffer and encode the answer: DONE, or FAILED and the error's document."""
     try:
         group.calls[call](buffer)

@@ -164,7 +164,7 @@ class BoundsChecked:
                 return name
         return None
 
-    def _notes(self, name: str) -> Any:
+    def _type_annotations(self, name: str) -> Any:
         """Numba's type annotations of the compiled function `name` ("reset", "step" or "pixel_shader")."""
         return next(iter(self._shells[name].overloads.values())).type_annotation
 
@@ -174,7 +174,7 @@ class BoundsChecked:
         """
         lines = set()
         for name in self.calls:
-            notes = self._notes(name)
+            notes = self._type_annotations(name)
             for statement in (statement for block in notes.blocks.values() for statement in block.body):
                 expression = getattr(statement, "value", None)
                 if (

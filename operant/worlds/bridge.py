@@ -136,7 +136,7 @@ class BridgedWorld(BufferedWorld):
         else:
             self._orders[k] = self._pool.submit(self.buffers[k].start, self.buffers[k].stop, offset)
 
-    def _help(self) -> bool:
+    def _step_piece(self) -> bool:
         return self._pool is not None and self._pool.help()
 
     def _finish(self, k: int) -> None:

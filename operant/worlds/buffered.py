@@ -86,7 +86,7 @@ class BufferedWorld:
         """Reset every lane and write the first observations. Counts as one tick of the clock."""
         self._reset()
         for k in range(len(self.buffers)):
-            self._take(k, slot, ("observation", "legal"))
+            self._copy_outcome(k, slot, ("observation", "legal"))
         self._tick.add_(1)
 
     def step(self, slot: Slot, offset: int = 0) -> None:
@@ -131,7 +131,7 @@ class BufferedWorld:
         """
         if self._arrived:
             with self.timed("environment"):
-                while not self._arrived[k].query() and self._help():
+                while not self._arrived[k].query() and self._step_piece():
                     pass
             with self.timed("waiting"):
                 self._arrived[k].synchronize()  # sync: environments on the host need the actions
@@ -162,9 +162,9 @@ class BufferedWorld:
         """Start copying the outcome of buffer k (a range of lanes) to `slot` on the device. Does not wait for
         the copy.
         """
-        self._take(k, slot, COPIED_FIELDS)
+        self._copy_outcome(k, slot, COPIED_FIELDS)
 
-    def _take(self, k: int, slot: Slot, names: Sequence[str]) -> None:
+    def _copy_outcome(self, k: int, slot: Slot, names: Sequence[str]) -> None:
         """Copy the host blocks of buffer k (a range of lanes) to the device, then the fields `names` to `slot`, where
         rewards are clipped.
         """
@@ -174,7 +174,7 @@ class BufferedWorld:
         for name in names:
             out = getattr(slot, name)
             if out is not None:
-                self._put(k, name, out[..., lanes])
+                self._write_field(k, name, out[..., lanes])
                 if name == "reward":
                     self._clip_rewards(out[lanes])
 
@@ -199,7 +199,7 @@ class BufferedWorld:
 
     # IMPLEMENTED BY A SUBCLASS
 
-    def _put(self, k: int, name: str, out: Tensor) -> None:
+    def _write_field(self, k: int, name: str, out: Tensor) -> None:
         """Write field `name` of the outcome of buffer k (a range of lanes) to `out`, that buffer's slice of a slot's
         tensor.
         """
@@ -213,7 +213,7 @@ class BufferedWorld:
         """Step buffer k (a range of lanes), or start stepping it in other threads or processes."""
         raise NotImplementedError
 
-    def _help(self) -> bool:
+    def _step_piece(self) -> bool:
         """Step part of a buffer that other threads are stepping. Returns False if nothing was left to do."""
         return False
 

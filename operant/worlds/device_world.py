@@ -40,7 +40,7 @@ class Lanes(NamedTuple):
     changing: Any = None  # (K) float32, scheduled parameters; None if there are none
 
 
-def _indexed(device: torch.device) -> torch.device:
+def _with_index(device: torch.device) -> torch.device:
     """Return `device` with an explicit index ("cuda" as "cuda:0"): otherwise the kernels of both would compile
     twice.
     """
@@ -135,7 +135,7 @@ class DeviceWorld:
         changing: Sequence[str] = (),
         values: torch.Tensor | None = None,
     ) -> None:
-        self.spec, self.count, self.device = env, lanes, _indexed(torch.device(device))
+        self.spec, self.count, self.device = env, lanes, _with_index(torch.device(device))
         # `checked` makes numbers floats: 10 and 10.0 compare equal and must not compile twice.
         self.params = ranges.checked(env, params)
         N, K = lanes, len(env.tally)
@@ -200,11 +200,12 @@ class DeviceWorld:
         slot = slot if step is None else step_slot(slot, step, self.final_window)
         return bind(
             slot._replace(
-                observation=self._pictures(slot.observation), final_observation=self._pictures(slot.final_observation)
+                observation=self._kernel_layout(slot.observation),
+                final_observation=self._kernel_layout(slot.final_observation),
             )
         )
 
-    def _pictures(self, observation: torch.Tensor | None) -> torch.Tensor | None:
+    def _kernel_layout(self, observation: torch.Tensor | None) -> torch.Tensor | None:
         """View observations in the layout of the pixel kernels: pictures (O, N) as (N, H, W, 3). Other observations,
         and None, are returned unchanged.
         """
@@ -217,7 +218,7 @@ class DeviceWorld:
     def reset(self, slot: Slot) -> None:
         """Reset every lane and write the first observations to a bound slot. Counts as one tick of the clock."""
         self._kernels.reset(self.count, self._bound, slot)
-        self._show(self._kernels.show, slot)
+        self._launch_observer(self._kernels.show, slot)
         self.lanes.tick.add_(1)
         self._carried.zero_()
 
@@ -228,12 +229,12 @@ class DeviceWorld:
         kernels = self._kernels
         kernels.step(self.count, self._bound, slot, offset)
         if kernels.show is not None:
-            self._show(kernels.show_final, slot)
+            self._launch_observer(kernels.show_final, slot)
             if kernels.end is not None:
                 kernels.end(self.count, self._bound, slot, offset)
-            self._show(kernels.show, slot)
+            self._launch_observer(kernels.show, slot)
 
-    def _show(self, kernel: Kernel | None, slot: Slot) -> None:
+    def _launch_observer(self, kernel: Kernel | None, slot: Slot) -> None:
         """Launch a kernel that writes observations or pictures of all lanes; do nothing if `kernel` is None."""
         if kernel is not None:
             kernel(self._write_threads, self._scene, slot)

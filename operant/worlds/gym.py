@@ -77,7 +77,7 @@ def make_vec(
     each. `autoreset_mode` is "same_step", "next_step" or "disabled", or Gymnasium's enumeration; several of its
     wrappers require "next_step".
     """
-    env = name if isinstance(name, Env) else _find(name)
+    env = name if isinstance(name, Env) else _find_env(name)
     if num_envs < 1:
         raise UsageError(f"num_envs is {num_envs}: it must be at least 1")
     if pixels is not None:
@@ -179,7 +179,7 @@ class OperantVectorEnv(VectorEnv):
         self._returns.masked_fill_(mask, 0.0)
         self._waiting &= ~mask
         self._started = True
-        return self._observations(self._shown), self._mask(slot)
+        return self._observations(self._shown), self._mask_info(slot)
 
     def _reset_mask(self, options: dict[str, Any] | None) -> torch.Tensor | None:
         """Read the mask of lanes to reset, (N) bool on the world's device, from the options of `reset`; None if all
@@ -236,7 +236,7 @@ class OperantVectorEnv(VectorEnv):
         self._shown = slot.observation
         if self._mode is not AutoresetMode.SAME_STEP:
             self._waiting, self._shown = over, torch.where(over, slot.final_observation, slot.observation)
-        ended = _Ended(length, total, self._tallies())
+        ended = _Ended(length, total, self._pop_tallies())
         observations = self._observations(self._shown)
         if self._numpy:
             terminated, truncated = (
@@ -248,7 +248,7 @@ class OperantVectorEnv(VectorEnv):
                 slot.reward.cpu().numpy().astype(np.float64),
                 terminated,
                 truncated,
-                info | self._mask(slot),
+                info | self._mask_info(slot),
             )
         terminated, truncated = slot.terminated.view(torch.bool), slot.truncated.view(torch.bool)
         return (
@@ -256,7 +256,7 @@ class OperantVectorEnv(VectorEnv):
             slot.reward,
             terminated,
             truncated,
-            self._torch_info(slot, ended, terminated | truncated) | self._mask(slot),
+            self._torch_info(slot, ended, terminated | truncated) | self._mask_info(slot),
         )
 
     def action_masks(self) -> Any:
@@ -269,7 +269,7 @@ class OperantVectorEnv(VectorEnv):
             raise UsageError(f"{self.world.spec.name or 'the environment'} defines no legal actions")
         return legal.T.cpu().numpy() == 1 if self._numpy else legal.T == 1
 
-    def _mask(self, slot: Slot) -> dict[str, Any]:
+    def _mask_info(self, slot: Slot) -> dict[str, Any]:
         """Make the entries "action_mask" and "_action_mask" of `info` from a slot; {} if the environment defines no
         legal actions.
         """
@@ -281,7 +281,7 @@ class OperantVectorEnv(VectorEnv):
             )
         return _masked({"action_mask": slot.legal.T.view(torch.int8)}, self._everywhere)
 
-    def _tallies(self) -> torch.Tensor:
+    def _pop_tallies(self) -> torch.Tensor:
         """Tallies (the environment's own statistics) of the episodes that the last step ended, (K, N). Zeroes the
         world's sums.
         """
@@ -414,7 +414,7 @@ def _action_space(action: Any) -> gymnasium.Space[Any]:
     )
 
 
-def _find(name: str) -> Env:
+def _find_env(name: str) -> Env:
     """Find an environment by name, Gymnasium id or path of a file. Raises UsageError, with the nearest name, if there
     is none.
     """

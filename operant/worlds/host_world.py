@@ -122,7 +122,7 @@ class HostWorld(BufferedWorld):
             steppers.begin("reset", k)
         for k in range(len(self.buffers)):
             steppers.finish("reset", k)
-            self._check(k, "reset")
+            self._check_finite(k, "reset")
         steppers.blocks.terminated[:] = 1  # this observation begins an episode
         self._age[:], self._total[:] = 0, 0.0
 
@@ -135,8 +135,8 @@ class HostWorld(BufferedWorld):
     def _finish(self, k: int) -> None:
         """Wait until buffer k (a range of lanes) is stepped. Raises EnvironmentFailedError."""
         self._steppers.finish("step", k)
-        self._check(k, "step")
-        self._count(k)
+        self._check_finite(k, "step")
+        self._count_episodes(k)
 
     def ready(self, *, wait: bool) -> list[int]:
         """Indices of the buffers (ranges of lanes) whose step has finished, in any order. With `wait` block until there
@@ -162,7 +162,7 @@ class HostWorld(BufferedWorld):
                 self._blocks["final_observation"][part].to(self.device, non_blocking=True).t(),
             )
 
-    def _put(self, k: int, name: str, out: Tensor) -> None:
+    def _write_field(self, k: int, name: str, out: Tensor) -> None:
         """Write field `name` of the outcome of buffer k (a range of lanes) to `out`, that buffer's slice of a slot's
         tensor. Raw frames are preprocessed.
         """
@@ -196,7 +196,7 @@ class HostWorld(BufferedWorld):
         if self._clip is not None:
             reward.clamp_(-self._clip, self._clip)
 
-    def _count(self, k: int) -> None:
+    def _count_episodes(self, k: int) -> None:
         """Update lengths and returns of the current episodes in buffer k (a range of lanes) after a step, and the sums
         over ended ones.
         """
@@ -209,7 +209,7 @@ class HostWorld(BufferedWorld):
             self._ended[k] += (len(ended), age[ended].sum(), total[ended].sum())
             age[ended], total[ended] = 0, 0.0
 
-    def _check(self, k: int, call: str) -> None:
+    def _check_finite(self, k: int, call: str) -> None:
         """Check that observations and rewards of buffer k (a range of lanes) are finite. Raises EnvironmentFailedError
         with the first that is not; `call` is "reset" or "step".
         """

@@ -95,7 +95,7 @@ def _read_changing(functions: _Functions, params: Any, changing: Sequence[str]) 
     compile-time constants.
     """
     reset_, step_, write_observation_, write_final_, write_legal_, add_tallies = functions
-    make_params, values = type(params), _values(device_params(params), changing)
+    make_params, values = type(params), _params_reader(device_params(params), changing)
 
     @device
     def reset(lanes, i, p, key):
@@ -120,7 +120,7 @@ def _read_changing(functions: _Functions, params: Any, changing: Sequence[str]) 
     return _Functions(reset, step, write_observation, write_final, write_legal, add_tallies)
 
 
-def _values(params: Any, changing: Sequence[str]) -> Any:
+def _params_reader(params: Any, changing: Sequence[str]) -> Any:
     """Make a device function `(lanes) -> tuple` of all parameters: those named in `changing` are read from
     `lanes.changing`, the others are constants. Built by composition, because compiled code has no heterogeneous lists.
     """

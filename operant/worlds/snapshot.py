@@ -23,13 +23,13 @@ class Snapshot(NamedTuple):
     @classmethod
     def of(cls, world: DeviceWorld, slot: Slot) -> Snapshot:
         """Take a snapshot of a world; `slot` is the unbound slot of its last step or reset."""
-        return cls(tuple(column.clone() for column in _columns(world)), slot)
+        return cls(tuple(column.clone() for column in _lane_tensors(world)), slot)
 
     def restore(self, world: DeviceWorld, slot: Slot, lanes: torch.Tensor) -> None:
         """Undo the step or reset that wrote `slot` in the lanes of the mask `lanes` (N) bool; their reward becomes 0
         and no end of an episode is reported.
         """
-        for column, before in zip(_columns(world), self.columns, strict=True):
+        for column, before in zip(_lane_tensors(world), self.columns, strict=True):
             column.copy_(torch.where(lanes, before, column))
         for current, before in ((slot.observation, self.slot.observation), (slot.legal, self.slot.legal)):
             if current is not None:
@@ -38,7 +38,7 @@ class Snapshot(NamedTuple):
             outcome.masked_fill_(lanes, 0)
 
 
-def _columns(world: DeviceWorld) -> list[torch.Tensor]:
+def _lane_tensors(world: DeviceWorld) -> list[torch.Tensor]:
     """Tensors of a world that each lane carries from step to step. The clock is excluded, so that random numbers are
     never drawn twice.
     """

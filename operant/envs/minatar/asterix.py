@@ -87,7 +87,7 @@ def meet_item(rows, x, y):
 
 
 @device_call
-def move(rows):
+def move_items(rows):
     """Move all enemies and gold by one cell; they leave the board at the sides."""
     for k in range(ROWS):
         item = whole(rows[k])
@@ -97,7 +97,7 @@ def move(rows):
 
 
 @device_call
-def ramp(s):
+def raise_difficulty(s):
     """Advance the ramp timer; when it expires, shorten the intervals between spawns and between moves."""
     spawn_every, move_every = s[SPAWN_EVERY], s[MOVE_EVERY]
     if spawn_every > float32(1.0) or move_every > float32(1.0):
@@ -132,7 +132,7 @@ def step(s, rows, workspace, action, p, key, tally):
     reward, over = meet_item(rows, x, y)
     if s[MOVE] == float32(0.0):
         s[MOVE] = s[MOVE_EVERY]
-        move(rows)
+        move_items(rows)
         more, caught = meet_item(rows, x, y)
         reward, over = reward + more, over or caught
 
@@ -140,7 +140,7 @@ def step(s, rows, workspace, action, p, key, tally):
     s[MOVE] -= float32(1.0)
     s[X], s[Y], s[LAST_ACTION] = float32(x), float32(y), float32(executed)
     if p.ramping:
-        ramp(s)
+        raise_difficulty(s)
     return reward, over
 
 

@@ -91,7 +91,7 @@ def reset(s, items, workspace, p, key):
 
 
 @device_call
-def append(s, items, count, first, end, item):
+def append_item(s, items, count, first, end, item):
     """Append an item (a packed object) to the list stored in items[first:end], whose length is s[count]; dropped if the
     list is full.
     """
@@ -102,7 +102,7 @@ def append(s, items, count, first, end, item):
 
 
 @device_call
-def remove(s, items, count, first, k):
+def remove_item(s, items, count, first, k):
     """Remove item k of the list stored from items[first] on, whose length is s[count]. The order of the others
     is kept.
     """
@@ -112,7 +112,7 @@ def remove(s, items, count, first, k):
 
 
 @device_call
-def moved(item):
+def move_item(item):
     """Move an item (packed object) one cell in its direction; returns the new item, or -1 if it left the board."""
     column = item & 15
     if item & RIGHTWARD != 0:
@@ -121,7 +121,7 @@ def moved(item):
 
 
 @device_call
-def entrance(row, right):
+def entering_item(row, right):
     """Make the item (packed object) that enters a row at the left side and moves right if `right` is true, else at the
     right side and moves left.
     """
@@ -132,22 +132,22 @@ def entrance(row, right):
 def new_enemy(s, items, key):
     """Let a random enemy, fish or submarine, enter a random row, unless an enemy there moves the other way."""
     right, row = uniform(key, 1) < float32(0.5), 1 + integer(key, 3, 8)
-    enemy = entrance(row, right)
+    enemy = entering_item(row, right)
     for k in range(whole(s[ENEMY_COUNT])):
         other = whole(items[ENEMIES + k])
         if (other & CELL) >> 4 == row and (other ^ enemy) & RIGHTWARD != 0:
             return
     kind = SUBMARINE + SHOT_EVERY * SHOT_TIMER if uniform(key, 2) < float32(1 / 3) else 0
-    append(s, items, ENEMY_COUNT, ENEMIES, THEIRS, enemy + kind + whole(s[MOVE_EVERY]) * TIMER)
+    append_item(s, items, ENEMY_COUNT, ENEMIES, THEIRS, enemy + kind + whole(s[MOVE_EVERY]) * TIMER)
 
 
 @device_call
-def act(s, items, action):
+def move_player(s, items, action):
     """Execute the player's action: fire if the gun has cooled down, or move one cell."""
     if action == FIRE:
         if s[COOLING] == float32(0.0):
             facing = RIGHTWARD if s[FACES_RIGHT] != float32(0.0) else 0
-            append(s, items, SHOT_COUNT, SHOTS, DIVERS, whole(s[X]) + 16 * whole(s[Y]) + facing)
+            append_item(s, items, SHOT_COUNT, SHOTS, DIVERS, whole(s[X]) + 16 * whole(s[Y]) + facing)
             s[COOLING] = float32(COOL_DOWN)
     elif action == LEFT:
         s[X], s[FACES_RIGHT] = max(s[X] - float32(1.0), float32(0.0)), float32(0.0)
@@ -160,7 +160,7 @@ def act(s, items, action):
 
 
 @device_call
-def find(items, first, count, cell, kind):
+def find_item(items, first, count, cell, kind):
     """Index of the oldest item of a list that lies in `cell`, or -1 if there is none. `kind` is SUBMARINE, or 0 for
     fish, shots and divers.
     """
@@ -178,18 +178,18 @@ def move_shots(s, items):
     """
     hits = float32(0.0)
     for k in range(whole(s[SHOT_COUNT]) - 1, -1, -1):
-        shot = moved(whole(items[SHOTS + k]))
+        shot = move_item(whole(items[SHOTS + k]))
         items[SHOTS + k] = shot
         hit = int32(-1)
         if shot >= 0:
-            hit = find(items, ENEMIES, whole(s[ENEMY_COUNT]), shot & CELL, 0)
+            hit = find_item(items, ENEMIES, whole(s[ENEMY_COUNT]), shot & CELL, 0)
             if hit < 0:
-                hit = find(items, ENEMIES, whole(s[ENEMY_COUNT]), shot & CELL, SUBMARINE)
+                hit = find_item(items, ENEMIES, whole(s[ENEMY_COUNT]), shot & CELL, SUBMARINE)
         if hit >= 0:
-            remove(s, items, ENEMY_COUNT, ENEMIES, hit)
+            remove_item(s, items, ENEMY_COUNT, ENEMIES, hit)
             hits += float32(1.0)
         if hit >= 0 or shot < 0:
-            remove(s, items, SHOT_COUNT, SHOTS, k)
+            remove_item(s, items, SHOT_COUNT, SHOTS, k)
     return hits
 
 
@@ -202,7 +202,7 @@ def move_divers(s, items, player):
         aboard = has_space and diver & CELL == player
         if not aboard:
             if diver < TIMER:
-                diver = moved(diver)
+                diver = move_item(diver)
                 aboard = has_space and diver >= 0 and diver & CELL == player
                 diver += DIVER_TIMER * TIMER if diver >= 0 else 0
             else:
@@ -211,7 +211,7 @@ def move_divers(s, items, player):
         if aboard:
             s[ON_BOARD] += float32(1.0)
         if aboard or diver < 0:
-            remove(s, items, DIVER_COUNT, DIVERS, k)
+            remove_item(s, items, DIVER_COUNT, DIVERS, k)
 
 
 @device_call
@@ -226,30 +226,30 @@ def move_enemies(s, items, player, kind):
             over = over or enemy & CELL == player
             removed, shoots = False, kind == SUBMARINE and enemy < SHOT_TIMER
             if (enemy // TIMER) & 15 == 0:
-                enemy = moved(enemy)
+                enemy = move_item(enemy)
                 removed = enemy < 0
                 if not removed:
                     enemy += whole(s[MOVE_EVERY]) * TIMER
                     over = over or enemy & CELL == player
                     shot = (
-                        find(items, SHOTS, whole(s[SHOT_COUNT]), enemy & CELL, 0)
+                        find_item(items, SHOTS, whole(s[SHOT_COUNT]), enemy & CELL, 0)
                         if enemy & CELL != player
                         else int32(-1)
                     )
                     if shot >= 0:
-                        remove(s, items, SHOT_COUNT, SHOTS, shot)
+                        remove_item(s, items, SHOT_COUNT, SHOTS, shot)
                         hits += float32(1.0)
                         removed = True
                 shoots = shoots and enemy >= 0
             else:
                 enemy -= TIMER
             if shoots:  # even one that was hit in this step
-                append(s, items, THEIR_COUNT, THEIRS, SHOTS, enemy & (CELL | RIGHTWARD))
+                append_item(s, items, THEIR_COUNT, THEIRS, SHOTS, enemy & (CELL | RIGHTWARD))
             if kind == SUBMARINE:
                 enemy += SHOT_EVERY * SHOT_TIMER if shoots else -SHOT_TIMER
             items[ENEMIES + k] = enemy
             if removed:
-                remove(s, items, ENEMY_COUNT, ENEMIES, k)
+                remove_item(s, items, ENEMY_COUNT, ENEMIES, k)
     return hits, over
 
 
@@ -259,11 +259,11 @@ def move_their_shots(s, items, player):
     over = False
     for k in range(whole(s[THEIR_COUNT]) - 1, -1, -1):
         before = whole(items[THEIRS + k])
-        shot = moved(before)
+        shot = move_item(before)
         over = over or before & CELL == player or (shot >= 0 and shot & CELL == player)
         items[THEIRS + k] = shot
         if shot < 0:
-            remove(s, items, THEIR_COUNT, THEIRS, k)
+            remove_item(s, items, THEIR_COUNT, THEIRS, k)
     return over
 
 
@@ -310,16 +310,16 @@ def step(s, items, workspace, action, p, key, tally):
         new_enemy(s, items, key)
         s[NEXT_ENEMY] = s[ENEMY_EVERY]
     if s[NEXT_DIVER] == float32(0.0):
-        append(
+        append_item(
             s,
             items,
             DIVER_COUNT,
             DIVERS,
             ITEMS,
-            entrance(1 + integer(key, 5, 8), uniform(key, 4) < float32(0.5)) + DIVER_TIMER * TIMER,
+            entering_item(1 + integer(key, 5, 8), uniform(key, 4) < float32(0.5)) + DIVER_TIMER * TIMER,
         )
         s[NEXT_DIVER] = float32(DIVER_EVERY)
-    act(s, items, executed)
+    move_player(s, items, executed)
 
     player = whole(s[X]) + 16 * whole(s[Y])
     hits = move_shots(s, items)

@@ -188,7 +188,7 @@ def _move_ghost(word, ghost, home, column, row, pacman, clock, reverses, rests, 
 
 
 @device
-def _mode(clock, p):
+def _is_chasing(clock, p):
     """Whether the ghosts chase (rather than scatter) at this value of the clock, and whether that has just changed."""
     passed, cycle = clock - int32(1), int32(max(p.scatter_steps + p.chase_steps, 1))
     within = int32(passed % cycle)
@@ -241,7 +241,7 @@ def step(s, cells, workspace, action, p, key, tally):
     """Advance the game by one step, see the module docstring; returns the reward and whether the game is over."""
     pacman, clock, fright, remaining = cells[PACMAN], cells[CLOCK] + int32(1), cells[FRIGHT], cells[REMAINING]
     blinky, pinky, inky, clyde = cells[GHOSTS], cells[GHOSTS + 1], cells[GHOSTS + 2], cells[GHOSTS + 3]
-    chasing, reverses = _mode(clock, p)
+    chasing, reverses = _is_chasing(clock, p)
     x0, y0, x1, y1, x2, y2, x3, y3 = _targets(pacman, blinky, clyde, chasing)
 
     position, heading = position_of(pacman), heading_of(pacman)

@@ -58,7 +58,7 @@ An actor's word: position (bits 0 to 9), heading (10, 11), and for a ghost mood 
 POWER = 1 << 12
 
 
-def _table() -> np.ndarray:
+def _lookup_table() -> np.ndarray:
     """Make the maze's lookup table by position, int16 (HEIGHT * STRIDE,): open directions and pickups.
 
     Bits 0 to 3: open directions up, right, down, left. Bits 4 to 11: 1 + index of the pickup, or 0. Bit 12: the pickup
@@ -83,7 +83,7 @@ def _table() -> np.ndarray:
     return table
 
 
-ENTRIES = _table()
+ENTRIES = _lookup_table()
 DOT_POSITIONS = np.array(
     [position for position, entry in enumerate(ENTRIES) if entry >> 4 and not entry & POWER], np.int16
 )
@@ -121,7 +121,7 @@ def below_of(heading):
 
 @device_call
 def entry_of(position):
-    """Look up the open directions and pickup of a position in the table made by `_table`.
+    """Look up the open directions and pickup of a position in the table made by `_lookup_table`.
 
     A call, not inlined: each inlined copy would duplicate the table in the GPU's small constant memory.
     """

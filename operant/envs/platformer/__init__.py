@@ -221,7 +221,7 @@ def step(s, cells, workspace, action, p, key, tally):
 
 
 @device
-def _seen(word, row):
+def _observed_tile(word, row):
     """Observed value of the tile in a row of a column, given by its packed word: 1 solid, 0.5 plank, -1 deadly,
     else 0.
     """
@@ -238,7 +238,7 @@ def _seen(word, row):
 
 
 @device
-def _lands_on(word, row):
+def _landing_row(word, row):
     """Row in which a fall from `row` ends in a column, given by its packed word; `row` itself if that tile is
     blocked.
     """
@@ -252,9 +252,9 @@ def _observe_column(obs, k, word, row):
     """Write the observed tiles and coin of one column, given by its packed word, as number k; rows are relative to
     `row`.
     """
-    obs[k * SEEN_ROWS] = _seen(word, _lands_on(word, int32(row - BELOW)))
+    obs[k * SEEN_ROWS] = _observed_tile(word, _landing_row(word, int32(row - BELOW)))
     for j in range(1, SEEN_ROWS):
-        obs[k * SEEN_ROWS + j] = _seen(word, int32(row + j - BELOW))
+        obs[k * SEEN_ROWS + j] = _observed_tile(word, int32(row + j - BELOW))
     coin = coin_of(word)
     obs[SEEN_COINS + 2 * k] = float32(1.0) if coin > 0 else float32(0.0)
     obs[SEEN_COINS + 2 * k + 1] = unit(float32(int32(coin - row)) / float32(8.0)) if coin > 0 else float32(0.0)
