@@ -53,8 +53,8 @@ class CodeStore:
         self.path, self._limit_bytes = path, limit_bytes
 
     def read(self, key: str) -> bytes | None:
-        """Read the payload stored under a key; None if there is no valid file. Raises OSError if the file cannot be
-        read, UntrustedError if another user could have written it.
+        """Read the compiled code stored under a key; None if there is no valid file. Raises OSError if the file cannot
+        be read, UntrustedError if another user could have written it.
         """
         try:
             with self._open_folder() as root, _open(key, os.O_RDONLY, root) as descriptor:
@@ -69,8 +69,8 @@ class CodeStore:
         return payload if head == _header(key, payload) else None
 
     def write(self, key: str, payload: bytes) -> None:
-        """Store a payload under a key, replacing an earlier one. Raises OSError if it cannot be written, UntrustedError
-        if another user could write to the folder.
+        """Store compiled code under a key, replacing an earlier file. Raises OSError if it cannot be written,
+        UntrustedError if another user could write to the folder.
         """
         assert _KEY.fullmatch(key)
         self._make()
@@ -90,8 +90,8 @@ class CodeStore:
             self._evict(root)
 
     def measure(self) -> tuple[int, int]:
-        """Count the stored files and their total bytes; (0, 0) if the folder cannot be read. Raises UntrustedError if
-        another user could write to it.
+        """Count the files in the cache folder and their total bytes; (0, 0) if it cannot be read. Raises UntrustedError
+        if another user could write to it.
         """
         try:
             with self._open_folder() as root:
@@ -101,14 +101,14 @@ class CodeStore:
         return len(sizes), sum(sizes)
 
     def _make(self) -> None:
-        """Create the folder, accessible to this user only, if it does not exist."""
+        """Create the cache folder, accessible to this user only, if it does not exist."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
 
     @contextlib.contextmanager
     def _open_folder(self) -> Iterator[int]:
-        """Context with a descriptor of the folder. Raises UntrustedError if another user could write to it."""
+        """Context with a descriptor of the cache folder. Raises UntrustedError if another user could write to it."""
         with _open(self.path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
             self._check(os.fstat(descriptor), ".", stat.S_ISDIR)
             yield descriptor
@@ -128,8 +128,8 @@ class CodeStore:
             raise UntrustedError(f"{self.path if name == '.' else self.path / name} {problem}")
 
     def _evict(self, root: int) -> None:
-        """Delete temporary files of dead writers and, if the limit is exceeded, the least recently used files until
-        three quarters of it are used. `root` is the folder's descriptor.
+        """Delete temporary files of dead writers and, if the size limit is exceeded, the least recently used files
+        until three quarters of it are used. `root` is the folder's descriptor.
         """
         entries = sorted(_entries(root), key=lambda entry: entry[1].st_mtime)
         total = sum(status.st_size for _, status in entries)
@@ -155,12 +155,12 @@ def _open(path: str | Path, flags: int, root: int | None = None) -> Iterator[int
 
 
 def _header(key: str, payload: bytes) -> bytes:
-    """Header of a stored file: format, key, and SHA-256 of the payload."""
+    """Make the header of a stored file: format, key, and SHA-256 of the payload."""
     return _MAGIC + bytes.fromhex(key) + hashlib.sha256(payload).digest()
 
 
 def _entries(root: int) -> list[tuple[str, os.stat_result]]:
-    """Names and stat results of the entries of the folder `root`, without those deleted meanwhile."""
+    """Names and stat results of the entries of the folder with descriptor `root`, without those deleted meanwhile."""
     entries = []
     for name in os.listdir(root):
         with contextlib.suppress(FileNotFoundError):  # deleted by another process

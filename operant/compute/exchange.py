@@ -32,18 +32,20 @@ class Exchange(Protocol):
 
     @property
     def rank(self) -> int:
-        """Index of this rank, from 0."""
+        """Index of this rank (process of a run), from 0."""
 
     @property
     def ranks(self) -> int:
-        """Number of ranks W, a power of two."""
+        """Number of ranks (processes) of the run, W, a power of two."""
 
     @property
     def untimed(self) -> str:
         """Reason why the time spent in the exchange is unknown, such as "not measured with NCCL"; "" if it is known."""
 
     def gather(self, rows: Tensor) -> Tensor:
-        """All-gather rows (k, ...) in rank order, (W k, ...)."""
+        """Gather rows (k, ...) from all W ranks (processes) in rank order, and return them on every rank: (W k,
+        ...).
+        """
 
     def agree(self, text: str) -> str:
         """Broadcast rank 0's `text`, up to 255 bytes of UTF-8, and return it on every rank."""
@@ -54,7 +56,9 @@ class Exchange(Protocol):
         """
 
     def spent_s(self) -> float | None:
-        """Seconds that this rank has spent in the exchange so far, waiting included; None if unknown."""
+        """Seconds that this rank has spent exchanging tensors with other ranks so far, waiting included; None if
+        unknown.
+        """
 
 
 class Solo:
@@ -75,7 +79,7 @@ class Solo:
         return None
 
     def spent_s(self) -> float | None:
-        """Return None: there are no other ranks."""
+        """Return None, for no time spent: there are no other ranks."""
         return None
 
 

@@ -56,7 +56,7 @@ class _Walk:
         self._alive: list[Any] = []  # kept alive: an id must not be reused during the walk
 
     def digest(self) -> bytes:
-        """Hash of everything visited so far, 32 bytes."""
+        """Return the hash of everything visited so far, 32 bytes."""
         return self._hash.digest()
 
     def _hash_item(self, kind: str, data: bytes | str = b"") -> None:
@@ -86,7 +86,7 @@ class _Walk:
         return True
 
     def visit(self, value: Any, attributes: frozenset[str] = frozenset()) -> None:
-        """Add a value and everything it reaches to the hash; of a module only the names in `attributes`. Raises
+        """Add a value and everything that it references to the hash; of a module only the names in `attributes`. Raises
         UnknownValueError.
         """
         if type(value) in _ATOMS:
@@ -283,8 +283,8 @@ def _extends_numba(value: Any) -> bool:
 
 @functools.cache
 def is_versioned(module: str) -> bool:
-    """Whether a module changes only with the version of Python, NumPy or numba. A file that shadows a standard module
-    does not.
+    """Whether a module changes only with the version of Python, NumPy or numba, so that its name identifies its
+    content. A file that shadows a standard module does not.
     """
     root = module.partition(".")[0]
     if root in _VERSIONED:

@@ -39,7 +39,7 @@ class Graphed:
 
     def _warm_up(self) -> None:
         # Capture requires a first call on a side stream: allocations and lazily loaded libraries settle here.
-        """Run the function eagerly on a side stream, as a capture requires."""
+        """Run the wrapped function eagerly on a side stream, as a graph capture requires."""
         current = torch.cuda.current_stream(self._device)
         side = side_stream(self._device)
         side.wait_stream(current)
@@ -48,7 +48,7 @@ class Graphed:
         current.wait_stream(side)
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        """Capture the function in a CUDA graph, with the garbage collector off, and return it."""
+        """Capture the wrapped function in a CUDA graph, with the garbage collector off, and return the graph."""
         torch.cuda.synchronize(self._device)  # sync: once in a run, before the capture
         graph = torch.cuda.CUDAGraph()
         # Freeing an earlier trainer's graphs would abort the capture: collect garbage before, none during it.
@@ -70,7 +70,7 @@ class Graphed:
 
 @functools.cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the CUDA stream shared by all first calls on a device. A library keeps 32 MB of workspace for every stream
-    it has been used on.
+    """Return the CUDA stream of a device on which functions run before their graph capture. It is shared, because a
+    library keeps 32 MB of workspace for every stream.
     """
     return torch.cuda.Stream(device)

@@ -52,7 +52,9 @@ def cache_cuda(dispatcher: Any, name: str) -> Any:
 
 
 def _attach(cache: _Cache) -> Any:
-    """Make numba use a cache for its dispatcher, if caching is enabled, and return the dispatcher."""
+    """Make numba use a persistent cache for the dispatcher that the cache belongs to, if caching is enabled, and return
+    the dispatcher.
+    """
     if cache.store is not None:
         cache.dispatcher._cache = cache
     return cache.dispatcher
@@ -140,11 +142,11 @@ class _Cache:
             log.debug("%s is not cached (%s: %s)", self._name, type(error).__name__, error)
 
     def flush(self) -> None:
-        """Ignore numba's request to invalidate the cache: keys change with their contents."""
+        """Do nothing when numba asks to invalidate the cache: its keys change with their contents."""
 
     def _find_key(self, signature: Any, context: Any) -> str:
-        """Compute the cache key of the dispatcher for these argument types: a hash of the code, versions and
-        machine.
+        """Compute the cache key of the compiled function for these argument types (`signature`): a hash of its code,
+        versions and machine.
         """
         machine = context.codegen().magic_tuple()
         described = repr((self.versions(), machine, [_type_text(kind) for kind in signature]))
@@ -156,7 +158,7 @@ class _NotCacheableError(Exception):
 
 
 class _CPUCache(_Cache):
-    """Cache of machine code that runs on this computer's processor."""
+    """Persistent cache of compiled code for this computer's processor."""
 
     def reduce(self, result: Any) -> Any:
         if result.lifted or result.objectmode:
@@ -176,7 +178,7 @@ class _CPUCache(_Cache):
 
 
 class _CUDACache(_Cache):
-    """Cache of binary code for GPUs of this GPU's generation. A hit imports no compiler."""
+    """Persistent cache of compiled code for GPUs of this GPU's generation. A hit imports no compiler."""
 
     def versions(self) -> tuple[Any, ...]:
         from numba.cuda.core import config as cuda_config
@@ -201,8 +203,8 @@ class _CUDACache(_Cache):
 
 
 def _settings(module: Any, but: str = "\n") -> list[tuple[str, str]]:
-    """Numba settings that affect generated code, as sorted (name, value) pairs, however they were set. Thread counts
-    are excluded: they are read at run time.
+    """Read numba's settings that affect generated code, as sorted (name, value) pairs, from a settings `module`. Thread
+    counts are excluded: they are read at run time.
 
     Names that begin with `but` are excluded: numba has its CUDA settings only once numba-cuda was imported.
     """

@@ -89,8 +89,8 @@ def bind(group: Any, device: torch.device | None = None) -> Any:
 
 
 def signature(lanes: Any, slot: Any) -> tuple[Any, ...]:
-    """Numba types of a shell's arguments (a count, `lanes`, `slot` and an offset), for two named tuples of tensors,
-    bound or not.
+    """Numba types of the arguments of a kernel's loop (a count, `lanes`, `slot` and an offset), for two named tuples of
+    tensors, bound or not.
     """
     return types.int64, typeof(bind(lanes)), typeof(bind(slot)), types.int64
 
@@ -131,8 +131,8 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
 
     @njit(nogil=True, **NO_REFERENCE_COUNTS)
     def run_piece(number, board, lanes, slot):
-        """Run the body for one piece (a subrange of the indices) of order `number` on the pool's board. Returns False
-        if no piece was left.
+        """Run the kernel body for one piece (a subrange of the indices) of order `number` on the thread pool's board.
+        Returns False if no piece was left.
         """
         row = (3 + 3 * number) * LINE
         pieces = board[row + 3]
@@ -146,8 +146,8 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
 
     @njit(nogil=True, **NO_REFERENCE_COUNTS)
     def run_orders(number, until, board, lanes, slot):
-        """Run pieces of the orders [number, until) on the pool's board until the last order is complete or a stop is
-        posted.
+        """Run pieces of the orders [number, until) on the thread pool's board until the last order is complete or a
+        stop is posted.
         """
         while number < until:
             row = (3 + 3 * number) * LINE
@@ -218,5 +218,5 @@ def _numba_stream(device: torch.device, handle: int) -> Any:
 
 @functools.cache
 def kernel(body: Callable[..., Any], device: torch.device) -> Kernel:
-    """Return the kernel of a body on a device, made once per process and shared."""
+    """Return the kernel of a body on a device, which is made once per process and shared."""
     return Kernel(body, device, by_count=True)

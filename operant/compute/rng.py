@@ -60,8 +60,8 @@ def philox(c0, c1, c2, c3, k0, k1):
 
 @device
 def block(key, draw):
-    """Return the four 32-bit words of one draw. `key` is (seed_lo, seed_hi, lane, tick_lo, tick_hi, purpose), all
-    uint32, where tick is the step of all lanes; draw < 65,536.
+    """Return the four random 32-bit words of draw number `draw` (below 65,536) of a key, which is (seed_lo, seed_hi,
+    lane, tick_lo, tick_hi, purpose), all uint32, where tick counts steps of all lanes.
     """
     return philox(key[2], key[3], key[4], uint32((key[5] << uint32(16)) | uint32(draw)), key[0], key[1])
 

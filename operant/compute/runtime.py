@@ -72,7 +72,7 @@ def wake_gpu(device: str) -> threading.Thread | None:
 
 
 def _make_context(index: int) -> None:
-    """Retain the primary context of GPU `index`, which torch and numba use too."""
+    """Create CUDA's primary context of GPU `index`, which torch and numba use too. Ignores a missing driver."""
     with contextlib.suppress(OSError, AttributeError):  # missing or incompatible driver
         driver = ctypes.CDLL("libcuda.so.1")
         handle, context = ctypes.c_int(), ctypes.c_void_p()

@@ -87,15 +87,17 @@ class KernelThreadPool:
         return self._submitted - 1
 
     def help(self) -> bool:
-        """Run one piece of a submitted order in the calling thread. Returns False if none was left."""
+        """Run one piece of a submitted order (range of indices) in the calling thread. Returns False if none
+        was left.
+        """
         return any(
             self._kernel.run_piece(number, self._board, *self._groups)
             for number in range(self._finished, self._submitted)
         )
 
     def wait(self, number: int) -> None:
-        """Run pieces in the calling thread until order `number` is complete. Orders must be awaited in the order of
-        submission.
+        """Run pieces in the calling thread until order `number` (a range of indices) is complete. Orders must be
+        awaited in the order of submission.
         """
         self._kernel.run_orders(number, number + 1, self._board, *self._groups)
         self._finished = number + 1

@@ -31,8 +31,8 @@ def _join(meeting: threading.Barrier) -> None:
 
 
 class ThreadPool:
-    """Pool of n threads, including the caller's, each single-threaded in torch: one synchronisation per minibatch
-    instead of one per operation.
+    """Pool of `threads` threads, including the caller's, each single-threaded in torch: one synchronisation per
+    minibatch instead of one per operation.
     """
 
     def __init__(self, threads: int) -> None:

@@ -131,18 +131,20 @@ class Box(_Declared):
             object.__setattr__(self, "categories", self.categories[0])
 
     def bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Lower and upper bounds of the space's numbers, (size,) each."""
+        """Lower and upper bounds of the numbers of this space, (size,) each."""
         low = self.low if isinstance(self.low, tuple) else (self.low,) * self.size
         high = self.high if isinstance(self.high, tuple) else (self.high,) * self.size
         return low, high
 
     def category_counts(self) -> tuple[int, ...]:
-        """Number of categories of each feature, (size,); 0 for a numeric feature."""
+        """Number of one-hot categories of each feature of this space, (size,); 0 for a numeric feature."""
         return self.categories if isinstance(self.categories, tuple) else (self.categories,) * self.size
 
     @property
     def columns(self) -> int:
-        """Input width of a dense layer: 1 per numeric feature, k per categorical feature with k categories."""
+        """Input width of a dense layer that reads this space: 1 per numeric feature, k per categorical feature with k
+        categories.
+        """
         return sum(max(k, 1) for k in self.category_counts())
 
 
@@ -204,12 +206,12 @@ class Env(_Declared):
 
     @property
     def draws(self) -> bool:
-        """Whether this environment can be drawn: it has a `pixel_shader`."""
+        """Whether this environment can be drawn, that is, declares a `pixel_shader`."""
         return self.pixel_shader is not None
 
     @property
     def action_size(self) -> int:
-        """Number of components of an action, A: 1 for Discrete."""
+        """Number of components of an action of this environment, A; 1 for a Discrete space."""
         if isinstance(self.action, Box):
             return self.action.size
         return len(self.action.n) if isinstance(self.action, MultiDiscrete) else 1

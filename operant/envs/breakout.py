@@ -108,7 +108,9 @@ class Params(NamedTuple):
 
 @device
 def _word(words, k):
-    """Select word k of the four that hold the bricks' bits. No indexing, so that the words stay in registers."""
+    """Select word number k of the four that hold the bricks' bits. They are not indexed, so that they stay in
+    registers.
+    """
     return words[0] if k == 0 else words[1] if k == 1 else words[2] if k == 2 else words[3]
 
 
@@ -133,7 +135,8 @@ def _break_brick(words, brick):
 
 @device_call
 def _earlier_collision(best, edge, low, high, along, across, speed_along, speed_across, ball, target, sideways):
-    """Compute the collision of the ball with one edge within a frame, and return the earlier of it and `best`.
+    """Compute the collision of the ball with one edge within a frame, and return the earlier of it and the collision
+    `best`.
 
     A collision is (time in frames, overlap, along, across, target, sideways). The edge lies at coordinate `edge` on the
     axis `along` and spans [low, high] on the axis `across`. `along` and `across` are the ball's upper left corner,
@@ -156,9 +159,7 @@ def _earlier_collision(best, edge, low, high, along, across, speed_along, speed_
 
 @device_call
 def _earliest_with_bricks(best, words, x, y, vx, vy, p):
-    """Return the earliest of `best` and the ball's collisions with bricks inside the bounding box of its path in this
-    frame.
-    """
+    """Return the earliest of the collision `best` and the ball's collisions with bricks near its path in this frame."""
     top, bottom = min(y, y + vy) - p.bricks_y - _NEAR, max(y, y + vy) + p.ball - p.bricks_y + _NEAR
     if top < float32(ROWS) * p.brick_height and bottom > float32(0.0):
         left, right = min(x, x + vx) - _NEAR, max(x, x + vx) + p.ball + _NEAR
@@ -191,7 +192,9 @@ def _earliest_with_bricks(best, words, x, y, vx, vy, p):
 
 @device
 def _earliest_with_walls(best, x, y, vx, vy, p):
-    """Return the earliest of `best` and the ball's collisions with the sides and the ceiling in this frame."""
+    """Return the earliest of the collision `best` and the ball's collisions with the sides and the ceiling in this
+    frame.
+    """
     if (vx > float32(0.0) and x + vx > p.width - p.ball - _NEAR) or (vx < float32(0.0) and x + vx < _NEAR):
         edge = p.width if vx > float32(0.0) else float32(0.0)
         best = _earlier_collision(best, edge, float32(0.0), p.height, x, y, vx, vy, p.ball, int32(SIDE), True)
@@ -307,7 +310,7 @@ def step(s, cells, workspace, action, p, key, tally):
 
 @device
 def _observe_word(obs, first, count, word):
-    """Write the lowest `count` bits of a word as 0.0 and 1.0 from obs[first] on."""
+    """Write the lowest `count` bits of an integer as 0.0 and 1.0 to the observation, from obs[first] on."""
     for k in range(count):
         obs[first + k] = float32(1.0) if (word >> int32(k)) & int32(1) != int32(0) else float32(0.0)
 

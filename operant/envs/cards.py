@@ -65,8 +65,8 @@ def game(
 
 @device_call
 def deal(s: Any, first: int, kinds: int, left: Any, key: Any, draw: int) -> Any:
-    """Draw a card at random and return its kind, int32, reducing that kind's count. Rows first ... first + kinds - 1 of
-    `s` hold the remaining count of each kind; their sum is `left` >= 1.
+    """Draw a card at random from a shuffled deck and return its kind, int32. Rows first ... first + kinds - 1 of `s`
+    hold the remaining count of each kind, which is reduced; their sum is `left` >= 1.
     """
     # Inverse transform sampling: the kind is the number of cumulative counts that do not exceed the card's index.
     index, below, kind = integer(key, draw, left), int32(0), int32(0)

@@ -54,7 +54,9 @@ def _wrap(env: Env, probability: float) -> _WrappedFunctions:
 
 
 def _reset_and_step(env: Env, probability: float32) -> tuple[Any, Any]:
-    """Make `reset` and `step` of an environment with flicker: they also draw whether the next observation is blank."""
+    """Make the `reset` and `step` of an environment with flicker (observations that are blank at random): they also
+    draw whether the next observation is blank.
+    """
     reset_, step_, row = env.reset, env.step, env.fields
 
     @device
@@ -89,7 +91,8 @@ def _reset_and_step(env: Env, probability: float32) -> tuple[Any, Any]:
 
 
 def _observe(env: Env) -> Any:
-    """Make `observe` of an environment with flicker: it writes zeros for a blank observation.
+    """Make the `observe` of an environment with flicker (observations that are blank at random): it writes zeros for a
+    blank observation.
 
     A blank shard zeroes an equal part of all rows, which may differ from the rows that it writes otherwise; together
     the shards still write every row.
@@ -141,7 +144,9 @@ def _observe(env: Env) -> Any:
 
 
 def _pixel_shader(env: Env) -> Any:
-    """Make `pixel_shader` of an environment with flicker: it returns black for a blank observation."""
+    """Make the `pixel_shader` of an environment with flicker (observations that are blank at random): it returns black
+    for a blank observation.
+    """
     shade: Any = env.pixel_shader
     row, black = env.fields, (float32(0.0), float32(0.0), float32(0.0))
 

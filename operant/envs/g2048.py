@@ -117,26 +117,30 @@ class Params(NamedTuple):
 
 @device_call
 def _nonzero_fields(row):
-    """Set the lowest bit of each 5-bit field of a board row that is not 0 (a tile); all other bits are 0."""
+    """Find the tiles of a board row, packed as 5-bit exponents: set the lowest bit of each field that is not 0, and no
+    other bit.
+    """
     folded = row | (row >> int32(1))
     return int32((folded | (folded >> int32(2)) | (row >> int32(4))) & LOWEST)
 
 
 @device_call
 def _field_masks(bits):
-    """Extend bits to masks: all five bits of each field whose lowest bit is set in `bits`."""
+    """Extend bits of a packed board row to masks: set all five bits of each field whose lowest bit is set in `bits`."""
     return int32((bits << int32(BITS)) - bits)
 
 
 @device_call
 def _equal_fields(one, other):
-    """Set the lowest bit of each 5-bit field that is equal and not 0 in two board rows."""
+    """Compare two board rows, packed as 5-bit exponents: set the lowest bit of each field that is equal in both and not
+    0.
+    """
     return int32(_nonzero_fields(one) & ~_nonzero_fields(one ^ other))
 
 
 @device
 def _mirrored(a, b, c, d, sideways):
-    """Transpose the board's four rows if `sideways` is -1; return them unchanged if it is 0."""
+    """Transpose the board, given as four packed rows, if `sideways` is -1; return it unchanged if it is 0."""
     # Block transpose by XOR swaps: first within each 2 x 2 quarter, then the off-diagonal quarters.
     others, half = OTHER_FIELDS & sideways, LOW_HALF & sideways
     top, bottom = ((a >> int32(BITS)) ^ b) & others, ((c >> int32(BITS)) ^ d) & others
@@ -150,7 +154,7 @@ def _mirrored(a, b, c, d, sideways):
 
 @device
 def _slide_up(a, b, c, d):
-    """Slide all four columns up and merge equal tiles.
+    """Slide the tiles of all four columns up and merge equal ones, on a board given as four packed rows.
 
     Returns the four rows, and per column the exponents of the merged tiles: the upper pair's and the lower pair's.
     """
@@ -201,8 +205,8 @@ def _growth(exponent):
 
 @device
 def _merge_rewards(first, second):
-    """Sum of the merged tiles, number of merges and growth reward in hundredths, from the two integers of merged
-    exponents that `moved` returned.
+    """Sum the merged tiles, the number of merges and the growth reward in hundredths. `first` and `second` are the
+    exponents of merged tiles that `moved` returned.
     """
     score, merges, growth = int32(0), int32(0), int32(0)
     for k in range(SIDE):
@@ -215,8 +219,8 @@ def _merge_rewards(first, second):
 
 @device
 def with_tile(a, b, c, d, cell_word, kind_word, p):
-    """Add a tile on an empty cell of the board's four rows, the cell and the tile chosen by two random words. A full
-    board is unchanged. Returns the rows and the number of cells that were empty.
+    """Add a tile, a 2 or a 4, on an empty cell of the board, given as four packed rows; cell and tile are chosen by two
+    random words. A full board is unchanged. Returns the rows and the number of cells that were empty.
     """
     free_a, free_b, free_c, free_d = (
         LOWEST & ~_nonzero_fields(a),
@@ -248,8 +252,8 @@ def with_tile(a, b, c, d, cell_word, kind_word, p):
 
 @device
 def _equal_neighbours(a, b, c, d):
-    """Find equal neighbours on the board: the lowest bits of cells that equal their right neighbour, and of cells that
-    equal the one below.
+    """Find equal neighbouring tiles on the board, given as four packed rows: returns the lowest bits of cells that
+    equal their right neighbour, and of cells that equal the one below.
     """
     right = (
         _equal_fields(a, a >> int32(BITS))
@@ -339,7 +343,7 @@ def step(s, action, p, key, tally):
 
 @device
 def observe(s, obs, p):
-    """Write the exponents in row order from the top left."""
+    """Write the exponents of the 16 cells in row order from the top left."""
     a, b, c, d, _ = _load_board(s)
     for k in range(SIDE):
         shift = int32(BITS * k)
@@ -351,13 +355,17 @@ def observe(s, obs, p):
 
 @device
 def _gap_right(full):
-    """Tiles of a row (lowest bits) whose right neighbour is empty."""
+    """Find the tiles of a row whose right neighbour is empty. `full` and the result have the lowest bit of each such
+    cell's field set.
+    """
     return full & ~(full >> int32(BITS)) & (LOWEST >> int32(BITS))
 
 
 @device
 def _gap_left(full):
-    """Empty cells of a row whose right neighbour is a tile."""
+    """Find the empty cells of a row whose right neighbour is a tile. `full` and the result have the lowest bit of each
+    such cell's field set.
+    """
     return (full >> int32(BITS)) & ~full
 
 

@@ -90,8 +90,8 @@ class Params(NamedTuple):
 
 @device
 def neighbours(board, size, first, row, column, beyond):
-    """Values of the four cells above, left, right and below of a point, in the plane of `board` that begins at cell
-    `first`; `beyond` for cells off the board.
+    """Read the four values above, left, right and below of a point, from the size x size values that begin at
+    `board[first]`; `beyond` stands for points off the board.
     """
     cell = first + row * size + column
     above = int32(board[cell - size]) if row > 0 else int32(beyond)
@@ -103,8 +103,8 @@ def neighbours(board, size, first, row, column, beyond):
 
 @device
 def allows_move(liberties, colour):
-    """Whether one neighbour makes a move of `colour` (1 black, -1 white) legal, given its signed liberties: it is
-    empty, a friendly chain with another liberty, or an enemy chain that the move captures.
+    """Whether one neighbour makes a move of `colour` (1 black, -1 white) legal, given its liberties, positive for
+    black: it is empty, a friendly chain with another liberty, or an enemy chain that the move captures.
     """
     own = liberties * colour
     return own == 0 or own > 1 or own == -1
@@ -200,7 +200,9 @@ def play(cells, workspace, size, point, colour):
 
 @device
 def urgency(liberties):
-    """Category of a point for white, from TAKE (0, most urgent) to ANY (5), given one neighbour's signed liberties."""
+    """Category of a point for the opponent (white), from TAKE (0, most urgent) to ANY (5), given the liberties of one
+    neighbouring chain, positive for black.
+    """
     if liberties == BLACK:
         return TAKE
     if liberties == WHITE:

@@ -54,7 +54,7 @@ class HostEnv(Env):
 
     @property
     def draws(self) -> bool:
-        """Whether this environment can render pictures."""
+        """Whether this outside environment can render pictures."""
         return self.pictures
 
 
@@ -169,15 +169,15 @@ def _probe_vector(source: Source, vector: vectors.Vector) -> _Probe:
 
 
 def _params_class(kwargs: Mapping[str, Any]) -> type:
-    """Make a class of `Params` whose fields are the keyword arguments of an environment."""
+    """Make a class `Params` whose fields are the keyword arguments of an outside environment."""
     return collections.namedtuple("Params", list(kwargs), defaults=list(kwargs.values()))
 
 
 def _action_space(
     sizes: tuple[int, ...], low: tuple[float, ...], high: tuple[float, ...], multi: bool
 ) -> Discrete | MultiDiscrete | Box:
-    """Action space from the sizes of discrete choices, or without any from the bounds of a Box. `multi`: MultiDiscrete
-    even for one choice.
+    """Make the action space from the sizes of discrete choices, or if there are none from the bounds of a Box. `multi`
+    gives a MultiDiscrete even for one choice.
     """
     if not sizes:
         return Box(len(low), low, high)
@@ -185,6 +185,8 @@ def _action_space(
 
 
 def _step_s(metadata: Mapping[str, Any], skip: int) -> float | None:
-    """Seconds of a step of `skip` frames, by the metadata's "render_fps"; None if unknown."""
+    """Seconds of a step of `skip` frames, by the frame rate "render_fps" in an environment's metadata; None if
+    unknown.
+    """
     rate = metadata.get("render_fps")
     return skip / float(rate) if isinstance(rate, int | float) and rate > 0 else None

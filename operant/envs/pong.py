@@ -62,7 +62,7 @@ def _clip(x, low, high):
 
 @device
 def _serve(s, p, key):
-    """Begin a round: paddles centred, ball on the opponent's side, moving towards the agent."""
+    """Begin a round of Pong: paddles centred, ball on the opponent's side, moving towards the agent."""
     s[OPPONENT] = float32(0.5) * (p.height - p.paddle)
     s[AGENT] = float32(0.5) * (p.height - p.paddle)
     s[BALL_X] = p.width / float32(5.0)

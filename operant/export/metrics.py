@@ -38,10 +38,12 @@ class Sink(Protocol):
     where: str  # path or URL, for messages
 
     def add(self, chunk: Chunk) -> None:
-        """Write the next records, all of one session."""
+        """Write the next records of a run (rows of its metrics file), all of one session, to the destination."""
 
     def close(self, complete: bool) -> None:
-        """End the export. `complete` is False after an error. (A user who stops following keeps the rows so far.)"""
+        """End the export to the destination. `complete` is False after an error. (A user who stops following keeps the
+        rows so far.)
+        """
 
 
 class Written(NamedTuple):
@@ -128,7 +130,9 @@ def names_of(run: Run, *, wait: bool) -> list[str]:
 
 
 def _rows(chunk: Chunk, names: Sequence[str], clock: Clock) -> Iterator[list[Any]]:
-    """Yield the records as rows: the key columns, then the values of the metrics `names`, None where there is none."""
+    """Yield the records of a chunk as rows: the key columns, then the values of the metrics `names`, None where there
+    is none.
+    """
     columns = [chunk.columns.get(name) for name in names]
     keys = zip(chunk.n, chunk.step, chunk.realtime_ns, clock.seconds(chunk), strict=True)
     for k, (n, step, time_ns, seconds) in enumerate(keys):
@@ -137,7 +141,9 @@ def _rows(chunk: Chunk, names: Sequence[str], clock: Clock) -> Iterator[list[Any
 
 
 def _new(chunk: Chunk, names: Sequence[str]) -> list[str]:
-    """Metrics in a chunk of records that are not among `names`. A later session of a followed run may have more."""
+    """Names of metrics in a chunk of records that are not among `names`. A later session of a run may have more
+    metrics.
+    """
     return [name for name in chunk.names if name not in names]
 
 
@@ -155,7 +161,9 @@ class CsvFile:
         self._writer.writerow([*KEYS, *names])
 
     def add(self, chunk: Chunk) -> None:
-        """Write one line for each record. Floats are written so that they read back exactly."""
+        """Write the records of a chunk to the CSV file, a line each. Floats are written so that they read back
+        exactly.
+        """
         if new := _new(chunk, self._names):
             self._widen(new)
         self._writer.writerows(
@@ -164,7 +172,7 @@ class CsvFile:
         self._file.flush()
 
     def _widen(self, names: Sequence[str]) -> None:
-        """Rewrite the file with additional columns for the metrics `names`, empty so far. Raises MachineError for a
+        """Rewrite the CSV file with additional columns for the metrics `names`, empty so far. Raises MachineError for a
         pipe or a device, which cannot be rewritten.
         """
         if not self._temporary.is_file():
@@ -190,7 +198,7 @@ class CsvFile:
         self._writer = csv.writer(self._file)
 
     def close(self, complete: bool) -> None:
-        """Move the file to its path if it is complete, else delete it."""
+        """Move the CSV file to its path if it is complete, else delete it."""
         with _placing(self._temporary, self._path, complete):
             self._file.close()
 
@@ -211,7 +219,7 @@ class ParquetFile:
             self._open()
 
     def _open(self) -> None:
-        """Open the temporary file with a column for each metric."""
+        """Open the temporary Parquet file with a column for each metric."""
         arrow = self._arrow
         fixed = [
             ("session", arrow.uint64()),
@@ -224,7 +232,9 @@ class ParquetFile:
         self._writer = self._parquet.ParquetWriter(str(self._temporary), self._schema)
 
     def add(self, chunk: Chunk) -> None:
-        """Write the records as one row group. A new metric rewrites the file with one more column."""
+        """Write the records of a chunk to the Parquet file as one row group. A new metric rewrites the file with one
+        more column.
+        """
         if new := _new(chunk, self._names):
             self._writer.close()
             before = self._parquet.read_table(str(self._temporary))
@@ -237,7 +247,7 @@ class ParquetFile:
         self._writer.write_table(self._arrow.table([list(column) for column in columns], schema=self._schema))
 
     def close(self, complete: bool) -> None:
-        """Move the file to its path if it is complete, else delete it."""
+        """Move the Parquet file to its path if it is complete, else delete it."""
         with _placing(self._temporary, self._path, complete):
             self._writer.close()
 

@@ -350,7 +350,7 @@ class _Check(NamedTuple):
 
     @property
     def errors_text(self) -> str:
-        """Describe the errors of the actor and of the file against float64."""
+        """Describe in words how far the actor's and the exported file's results are from those in float64."""
         return (
             f"it is within {self.file_rounding:.3g} of the same in float64, the run's own within "
             f"{self.actor_rounding:.3g}"
@@ -368,7 +368,7 @@ class _Graph(torch.fx.Interpreter):
         self.scores: list[Tensor] = []
 
     def outputs(self, arrays: Arrays) -> Arrays:
-        """Run the policy on arrays (B, ...) and return its outputs as arrays."""
+        """Run the exported policy's graph on arrays (B, ...) and return its outputs as arrays."""
         self.scores = []
         return [part.numpy() for part in self.run(*(self._precise(torch.from_numpy(array)) for array in arrays))]
 

@@ -42,7 +42,7 @@ def sink(what: str, run: Run, *, out: Path | None, project: str, offline: bool) 
 
 
 def _values(chunk: Chunk, row: int) -> dict[str, float]:
-    """Values of one record by metric, without missing ones."""
+    """Values of record number `row` of a chunk, by metric, without missing ones."""
     return {name: column[row] for name, column in chunk.columns.items() if not math.isnan(column[row])}
 
 
@@ -62,18 +62,18 @@ class TensorBoard:
             self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def _write(self, event: Any) -> None:
-        """Append an event to the file."""
+        """Append an event to the TensorBoard file."""
         self._records.write(event.SerializeToString())
 
     def add(self, chunk: Chunk) -> None:
-        """Write one event for each record, with its step and time."""
+        """Write the records of a chunk to the TensorBoard file, an event each, with its step and time."""
         for row, (step, time_ns) in enumerate(zip(chunk.step, chunk.realtime_ns, strict=True)):
             values = [self._summary.Value(tag=name, simple_value=value) for name, value in _values(chunk, row).items()]
             self._write(self._event(wall_time=time_ns / 1e9, step=step, summary=self._summary(value=values)))
         self._file.flush()
 
     def close(self, complete: bool) -> None:
-        """Flush and close the file, whether the export is `complete` or not."""
+        """Close the TensorBoard file, whether the export is `complete` or not."""
         self._file.close()
 
 
@@ -103,12 +103,12 @@ class Wandb:
         self.where = self._run.dir.removesuffix("/files") if offline else str(self._run.url)
 
     def add(self, chunk: Chunk) -> None:
-        """Log each record with its environment step and time."""
+        """Log the records of a chunk to the run of Weights & Biases, each with its environment step and time."""
         for row, (step, time_ns) in enumerate(zip(chunk.step, chunk.realtime_ns, strict=True)):
             self._run.log({**_values(chunk, row), "operant_step": step, "_timestamp": time_ns / 1e9})
 
     def close(self, complete: bool) -> None:
-        """Finish the run, whether the export is `complete` or not, and wait for wandb's process."""
+        """Finish the run of Weights & Biases, whether the export is `complete` or not, and wait for wandb's process."""
         import wandb
 
         self._run.finish(exit_code=0 if complete else 1)
@@ -141,7 +141,7 @@ class MLflow:
                 self._client.log_param(self._id, key, value)
 
     def add(self, chunk: Chunk) -> None:
-        """Log the values of all records, in batches."""
+        """Log the values of all records of a chunk to the MLflow run, in batches."""
         metrics = [
             self._metric(name, value, time_ns // 1_000_000, step)
             for row, (step, time_ns) in enumerate(zip(chunk.step, chunk.realtime_ns, strict=True))
@@ -151,7 +151,7 @@ class MLflow:
             self._client.log_batch(self._id, metrics=metrics[start : start + _MLFLOW_BATCH])
 
     def close(self, complete: bool) -> None:
-        """End the tracker's run, as failed unless `complete`."""
+        """End the MLflow run, as failed unless the export is `complete`."""
         self._client.set_terminated(self._id, "FINISHED" if complete else "FAILED")
 
 

@@ -76,8 +76,8 @@ class Game:
         )
 
     def _load(self, seed: int) -> None:
-        """Load the game's ROM into the emulator with a `seed`, from power-on, and save the state of its first start if
-        `ALIKE` starts are identical.
+        """Load the Atari game's ROM into the emulator with a `seed`, from power-on. If its first starts are identical,
+        save the state of one for later episodes.
         """
         machine = self._machine
         machine.setInt("random_seed", seed)
@@ -96,7 +96,7 @@ class Game:
         self._start = first if alike else None
 
     def _shown(self) -> tuple[bytes, bytes]:
-        """RAM and screen of the emulator as bytes, to compare starts."""
+        """Return RAM and screen of the emulator as bytes, to compare starts of the game."""
         return self._machine.getRAM().tobytes(), self._machine.getScreen().tobytes()
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:

@@ -34,7 +34,7 @@ class BlockLayout(NamedTuple):
     picture: int = 0  # largest side of a picture, pixels; 0: no drawing
 
     def columns(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape and dtype of each block by name, in memory order."""
+        """Shape and dtype of each memory block (array of all lanes) by name, in memory order."""
         N = self.lanes
         return {
             "observation": ((N, self.observation), self.dtype),
@@ -55,12 +55,12 @@ class BlockLayout(NamedTuple):
         }
 
     def bytes(self) -> int:
-        """Total size of the blocks in bytes; each begins at a multiple of 64."""
+        """Total size of the memory blocks in bytes; each begins at a multiple of 64."""
         return sum(_padded_bytes(shape, kind) for shape, kind in self.columns().values())
 
 
 def _padded_bytes(shape: tuple[int, ...], kind: str) -> int:
-    """Bytes of a block of this shape and dtype, rounded up to a multiple of 64."""
+    """Size in bytes of a memory block of this shape and dtype (`kind`), rounded up to a multiple of 64."""
     return max(64, -(-math.prod(shape) * np.dtype(kind).itemsize // 64) * 64)
 
 
@@ -103,7 +103,7 @@ class LaneError(Exception):
         self.traceback = "".join(traceback.format_exception(error)) if not isinstance(error, SourceError) else ""
 
     def document(self) -> dict[str, Any]:
-        """Convert to a JSON-serialisable dict, for another process."""
+        """Convert this error to a JSON-serialisable dict, for another process."""
         return {
             "lane": self.lane,
             "doing": self.doing,
@@ -146,8 +146,8 @@ class LaneGroup:
                 self._lanes[lane] = Lane(self._source, draws=self._draws)
 
     def reset(self, buffer: int) -> None:
-        """Reset every lane of a buffer (group of lanes) with its seed in the blocks, and write observations and legal
-        actions there.
+        """Reset the environments of a buffer (group of lanes), each with its seed in the shared arrays, and write
+        observations and legal actions there.
         """
         blocks = self._blocks
         for lane in self._buffers[buffer]:
@@ -158,8 +158,8 @@ class LaneGroup:
             blocks.busy[lane] = 0
 
     def step(self, buffer: int) -> None:
-        """Step every lane of a buffer (group of lanes) with its action in the blocks, and reset those whose episode
-        ended.
+        """Step the environments of a buffer (group of lanes), each with its action in the shared arrays, and reset
+        those whose episode ended.
         """
         lane = -1
         try:
@@ -172,8 +172,8 @@ class LaneGroup:
             raise LaneError(lane, stepped.doing, action, error, stepped.age) from error
 
     def _step(self, lane: int, stepped: Lane) -> None:
-        """Step one lane, `stepped`, and write its outcome to row `lane` of the blocks. If the episode ended, write the
-        final observation and begin the next.
+        """Step the environment `stepped` of one lane, and write its outcome to row `lane` of the shared arrays. If the
+        episode ended, write the final observation and begin the next.
         """
         blocks = self._blocks
         blocks.busy[lane], blocks.drawn[lane], row = 1, 0, blocks.observation[lane]
@@ -191,7 +191,9 @@ class LaneGroup:
         blocks.busy[lane] = 0
 
     def draw(self, buffer: int) -> None:
-        """Render every lane of a buffer (group of lanes) into the blocks, as a square picture of the requested side."""
+        """Render the environments of a buffer (group of lanes) into the shared arrays, as square pictures of the
+        requested side.
+        """
         blocks = self._blocks
         for lane in self._buffers[buffer]:
             if not blocks.drawn[lane]:
@@ -204,7 +206,7 @@ class LaneGroup:
         self._lanes = {}
 
     def _draw(self, lane: int) -> None:
-        """Render a lane into its block, resized to the requested side."""
+        """Render the environment of a lane into the shared arrays, resized to the requested side."""
         blocks, side = self._blocks, int(self._blocks.side[0])
         with _lane_errors(lane, "render"):
             blocks.picture[lane].reshape(-1)[: side * side * 3] = resized(
@@ -212,8 +214,9 @@ class LaneGroup:
             ).reshape(-1)
 
     def _write_mask(self, lane: int, mask: np.ndarray | None, sizes: tuple[int, ...]) -> None:
-        """Write the mask of legal actions of a lane, (H); None means that all are legal. `sizes` are the numbers of
-        actions of its choices. Raises InvalidValueError if a choice has no legal action, hence no distribution.
+        """Write the mask of legal actions of a lane, (H), to the shared arrays; None means that all are legal. `sizes`
+        are the numbers of actions of its choices. Raises InvalidValueError if a choice has no legal action, hence no
+        distribution.
         """
         if self._blocks.shape.mask:
             row, first = self._blocks.legal[lane], 0

@@ -120,8 +120,8 @@ class LaneProcesses:
             worker.link.settimeout(seconds)
 
     def begin(self, call: str, buffer: int) -> None:
-        """Start a call ("make", "reset", "step" or "draw") for the lanes of a buffer, given by its index. Without
-        worker processes it is complete on return.
+        """Start a call ("make", "reset", "step" or "draw") for the lanes of a buffer (group of lanes), given by its
+        index. Without worker processes it is complete on return.
         """
         if self._local is not None:
             try:
@@ -135,13 +135,15 @@ class LaneProcesses:
                 worker.link.sendall(LETTERS[call] + bytes([buffer]))
 
     def _workers_of(self, call: str, buffer: int) -> list[_Worker]:
-        """Worker processes that take part in a call for a buffer, given by its index: all of them. With `independent`
-        only the owner of the buffer, except for the call "make".
+        """Worker processes that take part in a call for a buffer (group of lanes), given by its index: all of them.
+        With `independent` only the owner of the buffer, except for the call "make".
         """
         return [self._workers[buffer % len(self._workers)]] if self._independent and call != "make" else self._workers
 
     def finish(self, call: str, buffer: int) -> None:
-        """Wait until the call begun for a buffer, given by its index, is complete."""
+        """Wait until the call begun for a buffer (group of lanes), given by its index, is complete. Raises
+        EnvironmentFailedError.
+        """
         if buffer in self._stepped:
             self._stepped.remove(buffer)
             return
@@ -150,8 +152,8 @@ class LaneProcesses:
             self._receive(worker, call, workers[k:])
 
     def ready(self, *, wait: bool) -> list[int]:
-        """Indices of the buffers whose step is complete; call `finish` for each. With `wait` block until there is at
-        least one. Only with `independent`.
+        """Indices of the buffers (groups of lanes) whose step is complete; call `finish` for each. With `wait` block
+        until there is at least one. Only with `independent`.
         """
         working = {worker.link.fileno(): worker for worker in self._workers if self._begun.get(worker.link.fileno())}
         descriptors, _, _ = select.select(list(working), [], [], self._timeout_s if wait else 0.0)
@@ -162,14 +164,14 @@ class LaneProcesses:
         return buffers
 
     def close(self) -> None:
-        """End the worker processes; without any, close the environments of this process."""
+        """End the worker processes; without any, close the environments in this process."""
         if self._local is not None:
             self._local.close()
         _end(self._workers)
 
     def _receive(self, worker: _Worker, call: str, waiting: Sequence[_Worker]) -> int:
-        """Receive a worker's answer to a call and return the index of the buffer that it completed. `waiting` are the
-        workers that have not answered yet, for a message. Raises EnvironmentFailedError.
+        """Receive a worker's answer to a call and return the index of the buffer (group of lanes) that it completed.
+        `waiting` are the workers that have not answered yet, for a message. Raises EnvironmentFailedError.
         """
         done = self._begun[worker.link.fileno()].popleft()
         try:
@@ -233,7 +235,7 @@ class LaneProcesses:
 
     @property
     def _name(self) -> str:
-        """Name of the source as the user wrote it."""
+        """Name of the environment as the user wrote it, such as "gymnasium:CartPole-v1"."""
         return self._source.name if self._source.kind == "file" else f"{self._source.kind}:{self._source.name}"
 
 

@@ -63,12 +63,12 @@ class Source(NamedTuple):
     sticky: float = 0.0  # probability of repeating the previous action
 
     def to_json(self) -> str:
-        """Serialise the source as JSON text, for a worker process."""
+        """Serialise this environment's specification as JSON text, for a worker process."""
         return json.dumps(self._asdict())
 
     @classmethod
     def from_json(cls, text: str) -> Source:
-        """Parse the text that `to_json` returned."""
+        """Parse an environment's specification from the text that `to_json` returned."""
         fields = json.loads(text)
         return cls(**{**fields, "kwargs": tuple((key, tupled(value)) for key, value in fields["kwargs"])})
 
@@ -79,8 +79,8 @@ def tupled(value: Any) -> Any:
 
 
 def make(source: Source, *, draws: bool = False) -> Any:
-    """Make the gymnasium.Env of a source; with `draws` one whose `render` returns a picture. Raises SourceError, with
-    `missing` for a package.
+    """Make the gymnasium.Env of a source (an environment's specification); with `draws` one whose `render` returns a
+    picture. Raises SourceError, marked as `missing` if a package is not installed.
     """
     try:
         import gymnasium
@@ -268,7 +268,7 @@ class View:
         self._row = np.zeros(size, self._plain.dtype)
 
     def declared(self) -> spaces.Observation:
-        """Describe a row of observations, frame stack included, as `spaces.observation` does for one observation."""
+        """Describe the rows to which observations are converted, frame stack included."""
         plain, k = self._plain, self._stack
         if self.shape:
             return spaces.Observation(
@@ -351,8 +351,8 @@ class Lane:
         self._close: Callable[[], None] = getattr(self.env, "close", lambda: None)
 
     def reset(self, seed: int | None, row: np.ndarray) -> np.ndarray | None:
-        """Begin an episode and write its first observation to `row` (O). Returns the mask of legal actions, or None if
-        there is none. With `seed` None the environment's generator continues.
+        """Begin an episode of the environment and write its first observation to `row` (O). Returns the mask of legal
+        actions, or None if there is none. With `seed` None the environment's generator continues.
         """
         self.age, self.doing, self._before = 0, "reset", None
         value, info = self.env.reset(seed=seed)
@@ -364,8 +364,8 @@ class Lane:
         return spaces.mask_of(info, value, self.action.sizes)
 
     def step(self, chosen: np.ndarray, row: np.ndarray) -> Outcome:
-        """Take an action row `chosen` (A) and write the next observation to `row` (O): at an episode's end the true
-        final one. Raises whatever the environment raises.
+        """Step the environment with an action row `chosen` (A) and write the next observation to `row` (O): at an
+        episode's end the true final one. Raises whatever the environment raises.
         """
         source, total, terminated, truncated, self.doing = self._source, 0.0, False, False, "step"
         action = self.action.read(chosen)

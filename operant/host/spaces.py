@@ -41,7 +41,9 @@ class InvalidValueError(Exception):
 
 
 class Part(NamedTuple):
-    """Leaf of a space (not a Dict or Tuple): its name, the path of keys to its value, and its space."""
+    """Leaf of a nested Gymnasium space (not a Dict or Tuple): its name, the path of keys to its value, and its
+    space.
+    """
 
     name: str
     path: tuple[Any, ...]
@@ -49,7 +51,7 @@ class Part(NamedTuple):
 
 
 class Field(NamedTuple):
-    """Named range of entries of a row: [start, stop)."""
+    """Named range of entries [start, stop) in an observation row."""
 
     name: str
     start: int
@@ -84,7 +86,7 @@ class Action:
 
     @property
     def size(self) -> int:
-        """Number of entries in a row, A."""
+        """Number of entries in a row of actions, A."""
         return len(self.sizes) or len(self.low)
 
 
@@ -177,7 +179,7 @@ def observation(space: Any) -> Observation:
 
 
 def _entry_count(space: Any) -> int:
-    """Number of entries of a value of this space."""
+    """Number of entries in the row of a value of this Gymnasium space."""
     choices = _choices(space)
     return math.prod(space.shape) if choices is None else len(choices[0])
 
@@ -186,14 +188,14 @@ def _entry_count(space: Any) -> int:
 
 
 def check_shape(values: np.ndarray, shape: tuple[int, ...], name: str) -> None:
-    """Check that an observation has the shape of its space. Raises InvalidValueError."""
+    """Check that an observation called `name` has the shape of its space. Raises InvalidValueError."""
     if values.shape != shape:
         raise InvalidValueError(_noun_phrase(name), f"has the shape {values.shape}, its space {shape}")
 
 
 def _noun_phrase(name: str) -> str:
-    """Name of a part as a noun phrase: "the NAME", or "observation[K]" for parts of a Tuple, whose names begin with
-    their index.
+    """Name of an observation's part for a sentence: "the NAME", or "observation[K]" for parts of a Tuple, whose names
+    begin with their index.
     """
     return f"observation{name}" if name.startswith("[") else f"the {name}"
 
@@ -254,7 +256,7 @@ def whole_numbers(part: Part) -> Callable[[Any], Any]:
 
 
 def _entry_name(name: str, shape: tuple[int, ...], k: int) -> str:
-    """Name of entry k of a part with this shape, such as `observation[2, 0]`."""
+    """Name of entry number k of an observation's part with this shape, such as `observation[2, 0]`."""
     if not shape:
         return _noun_phrase(name)
     return f"{_noun_phrase(name).removeprefix('the ')}[{', '.join(map(str, map(int, np.unravel_index(k, shape))))}]"

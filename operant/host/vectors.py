@@ -45,7 +45,7 @@ class Vector:
         self.source, self.count, self.threads = source, count, threads
 
     def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
-        """Reset all lanes, with one seed each (n). Returns observations and info."""
+        """Reset all n lanes, with one seed each (n). Returns a batch of observations and an info."""
         raise NotImplementedError
 
     def step(self, actions: np.ndarray) -> Step:
@@ -89,7 +89,9 @@ class UserVector(Vector):
         return env
 
     def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
-        """Reset all lanes, with one seed each (n). Returns observations and info."""
+        """Reset all n lanes of the user's environment, with one seed each (n). Returns a batch of observations and an
+        info.
+        """
         return self.env.reset(seed=[int(seed) for seed in seeds])
 
     def step(self, actions: np.ndarray) -> Step:
@@ -201,7 +203,9 @@ class VectorGroup(LaneGroup):
         self.calls = {name: self._with_lane_errors(name, call) for name, call in self.calls.items()}
 
     def _with_lane_errors(self, name: str, call: Callable[[int], None]) -> Callable[[int], None]:
-        """Wrap a call (`name`) of a buffer so that its lanes are marked busy and any error becomes a LaneError."""
+        """Wrap the call `name` of a buffer (group of lanes) so that its lanes are marked busy and any error becomes a
+        LaneError.
+        """
 
         def guarded(buffer: int) -> None:
             lanes = self._buffers[buffer]
@@ -239,8 +243,8 @@ class VectorGroup(LaneGroup):
         )
 
     def reset(self, buffer: int) -> None:
-        """Reset every lane of a buffer (group of lanes) with its seed in the blocks, and write observations and legal
-        actions there.
+        """Reset the vectorised environment of a buffer (group of lanes) with the seeds in the shared arrays, and write
+        observations and legal actions there.
         """
         vector, lanes = self._vectors[buffer], self._buffers[buffer]
         assert vector is not None
@@ -249,8 +253,8 @@ class VectorGroup(LaneGroup):
         self._write(lanes, value, info)
 
     def step(self, buffer: int) -> None:
-        """Step every lane of a buffer (group of lanes) with its action in the blocks; ended episodes are followed by
-        the next.
+        """Step the vectorised environment of a buffer (group of lanes) with the actions in the shared arrays; ended
+        episodes are followed by the next.
         """
         vector, lanes, blocks = self._vectors[buffer], self._buffers[buffer], self._blocks
         assert vector is not None
@@ -274,8 +278,8 @@ class VectorGroup(LaneGroup):
         self._write(lanes, done.observation, done.info)
 
     def _write(self, lanes: Sequence[int], value: Any, info: Any) -> None:
-        """Write observations and legal actions of a buffer's lanes to the blocks, from a batch of observations and its
-        info.
+        """Write observations and legal actions of lanes to the shared arrays, from a batch of observations (`value`)
+        and its info.
         """
         rows = self._blocks.observation
         whole = self._plain and self._write_all(lanes, np.asarray(value), rows)
@@ -321,8 +325,8 @@ class VectorGroup(LaneGroup):
         return LaneError(name or lane, "step" if step else "reset", action, error, step)
 
     def draw(self, buffer: int) -> None:
-        """Write the newest observed frame of every lane of a buffer (group of lanes) to the blocks, as a square picture
-        of the requested side.
+        """Write the newest observed frame of every lane of a buffer (group of lanes) to the shared arrays, as a square
+        picture of the requested side.
         """
         blocks, side = self._blocks, int(self._blocks.side[0])
         for lane in self._buffers[buffer]:

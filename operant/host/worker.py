@@ -89,7 +89,9 @@ def main(socket_fd: int, memory_fd: int, parent: int) -> None:
 
 
 def _execute(group: LaneGroup, call: str, buffer: int) -> bytes:
-    """Make a call for a buffer and encode the answer: DONE, or FAILED and the error's document."""
+    """Execute a call ("make", "reset", "step" or "draw") for a buffer (group of lanes) and encode the answer: DONE, or
+    FAILED and the error's document.
+    """
     try:
         group.calls[call](buffer)
     except LaneError as error:

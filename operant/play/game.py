@@ -72,12 +72,12 @@ class Game:
 
     @property
     def score(self) -> Score:
-        """Result of the session so far: returns and steps."""
+        """Result of the game session so far: returns and number of steps."""
         return Score(self._returns, self._steps)
 
     @property
     def _still(self) -> bool:
-        """Whether the game does not advance by itself now."""
+        """Whether the game is not advancing by itself, because it waits for a key."""
         return self._turns or self._waiting or self._paused or self._helping or bool(self._stage.ended[0])
 
     @property
@@ -98,7 +98,7 @@ class Game:
     # KEYS
 
     def press(self, key: str, now_s: float) -> None:
-        """Handle a pressed key. While help or a pause is shown, any key only closes it."""
+        """Handle a pressed key of the game. While help or a pause is shown, any key only closes it."""
         if key in ("q", "esc") and not self._helping:
             self.done = True
             return
@@ -148,14 +148,14 @@ class Game:
     # STEPS
 
     def _restart(self) -> None:
-        """Start a new episode and release all keys."""
+        """Start a new episode of the game and release all keys."""
         self._stage.restart()
         self._held.release()
         self._last, self._message, self._waiting = None, "", not self._turns
 
     def _step(self, action: Action | None) -> None:
-        """Take an action if it is legal. If it is None (no key pressed so far, and no action means rest), take a legal
-        one.
+        """Take an action in the game if it is legal. If it is None (no key pressed so far, and no action means rest),
+        take a legal one.
         """
         stage = self._stage
         legal = self._legal(action) if action is not None else False
@@ -176,7 +176,7 @@ class Game:
             self._returns.append(float(stage.returns[0]))
 
     def _legal_values(self) -> list[list[int]]:
-        """Legal values of each component of the action; [] if all are legal."""
+        """Legal values of each component of an action in the game's current state; [] if all are legal."""
         mask, action = self._stage.legal, self._stage.env.action
         if mask is None or isinstance(action, Box):
             return []
@@ -184,7 +184,7 @@ class Game:
         return [torch.nonzero(legal).flatten().tolist() for legal in mask[:, 0].cpu().split(sizes)]
 
     def _legal(self, action: Action) -> bool:
-        """Whether an action is legal now."""
+        """Whether an action is legal in the game's current state."""
         return all(int(value) in legal for value, legal in zip(action, self._legal_values(), strict=False))
 
     def _any_legal(self) -> Action:

@@ -50,7 +50,7 @@ class HostStage(Stage):
         self.ended = np.zeros(self.lanes, bool)
 
     def restart(self) -> None:
-        """Start a new episode in every lane of the stage."""
+        """Start a new episode in every lane."""
         self._world.reset(self._slot)
         self.ended[:] = True
         self.renew()

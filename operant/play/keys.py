@@ -41,8 +41,8 @@ _MOST_NAMED = 20  # maximum number of names in a message
 
 
 def action_names(env: Env) -> tuple[str, ...]:
-    """Names of an environment's actions in order, as it declares them, else numbers; () unless the space is
-    Discrete.
+    """Names of an environment's actions in order, as it declares them, else their numbers; () unless the action space
+    is Discrete.
     """
     if not isinstance(env.action, Discrete):
         return ()
@@ -57,8 +57,8 @@ class Key(NamedTuple):
 
 
 class KeyBindings:
-    """Keys for the actions of a Discrete, MultiDiscrete or Box space: `keys` maps each key to a word, and the words
-    held select the action.
+    """Key bindings for the actions of a Discrete, MultiDiscrete or Box space: `keys` maps each key to a word such as
+    "left", and the words held together select the action.
     """
 
     def __init__(self, env: Env) -> None:
@@ -163,7 +163,9 @@ class KeyBindings:
         raise UsageError(f"--keys: {safe(meaning, 40)!r} is not an action; write 0:2 for value 2 of component 0")
 
     def excludes(self, one: str, other: str) -> bool:
-        """Whether two words cannot be held together, so that the newer one replaces the older one."""
+        """Whether two words (such as "left" and "right") cannot be held together, so that the newer one replaces the
+        older one.
+        """
         if isinstance(self.env.action, Discrete):
             return not any({one, other} <= words for words in self._sets)
         return one.lstrip("-+").partition(":")[0] == other.lstrip("-+").partition(":")[0]
@@ -199,7 +201,7 @@ class KeyBindings:
         return tuple(chosen)
 
     def named(self, action: Action) -> str:
-        """Describe an action by its name, or by its values."""
+        """Name an action for a person: by its declared name, or by its values."""
         names = action_names(self.env)
         if names:
             return names[int(action[0])] or "stay"
@@ -249,7 +251,7 @@ class HeldKeys:
         return [word for word, until_s in self._until_s.items() if until_s > now_s]
 
     def release(self) -> None:
-        """Treat all keys as released."""
+        """Treat all held keys as released."""
         self._until_s.clear()
 
 

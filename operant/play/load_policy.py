@@ -38,8 +38,8 @@ class EvaluationResult(NamedTuple):
     sampled: Any
 
     def document(self) -> dict[str, Any]:
-        """Convert the result to a JSON-serialisable dict. The values of the greedy policy (without it the sampled one)
-        are also at the top level.
+        """Convert the evaluation's result to a JSON-serialisable dict. The values of the greedy policy (without it the
+        sampled one) are also at the top level.
         """
         main = self.greedy or self.sampled
         return {

@@ -62,7 +62,9 @@ def require(what: str) -> None:
 
 @functools.lru_cache(8192)
 def _style(fore: bytes | None, back: bytes | None) -> TextStyle:
-    """Text style with a foreground and a background colour; None is the terminal's default."""
+    """Make the style of terminal text with a foreground and a background colour, 3 bytes each; None is the terminal's
+    default.
+    """
     front, background = (Color.from_rgb(*colour) if colour is not None else None for colour in (fore, back))
     return TextStyle(color=front, bgcolor=background)
 
@@ -76,7 +78,7 @@ class Picture(Widget):
     """Widget that shows rows of coloured cells. Only changed rows are sent, which suits SSH."""
 
     class Resized(Message):
-        """Posted when the picture's size changes."""
+        """Message that the size of the picture's widget has changed."""
 
     def __init__(self) -> None:
         super().__init__(id="picture")
@@ -97,7 +99,7 @@ class Picture(Widget):
             self.refresh(*changed)
 
     def on_resize(self) -> None:
-        """Post `Resized`, so that the screen draws the picture in the new size."""
+        """Post the message `Resized`, so that the screen draws the picture in the new size."""
         self.post_message(self.Resized())
 
     def render_line(self, y: int) -> Strip:
@@ -172,7 +174,7 @@ class GameScreen(App[None], inherit_bindings=False):
         self._draw()
 
     def _draw(self) -> None:
-        """Show the game's current state, and set the timer of its next step."""
+        """Show the game's current state, and set the timer of its next step; exit the app if the game is done."""
         if self._timer is not None:
             self._timer.stop()
         if self._game.done:
@@ -185,7 +187,7 @@ class GameScreen(App[None], inherit_bindings=False):
             self._timer = self.set_timer(max(0.001, due_s - time.monotonic()), self._tick)
 
     def _show(self, shown: ScreenText) -> None:
-        """Draw the picture, and update the box and the text lines that have changed."""
+        """Show a game's text and picture: draw the picture, and update the box and the lines that have changed."""
         picture = self.query_one(Picture)
         width, height = picture.size
         if width > 0 and height > 0:

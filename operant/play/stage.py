@@ -41,8 +41,8 @@ def _without_reset(env: Env) -> Env:
 
 
 class Stage:
-    """Few lanes of an environment, stepped one step at a time and drawn as pictures. They begin in the initial states
-    of evaluation `number` with the same seed.
+    """Stage for a few lanes of an environment, stepped one step at a time and drawn as pictures. They begin in the
+    initial states of evaluation `number` with the same seed.
 
     After `step`, `reward`, `ended` and `terminated` hold its outcome, each (N); `returns` and `ages` belong to the
     current episodes, and to ended ones until the next step.
@@ -68,7 +68,7 @@ class Stage:
         self._begin(np.ones(lanes, bool))
 
     def _compile(self) -> None:
-        """Take a step and draw a picture so that every kernel compiles now, then restore the lanes."""
+        """Compile every kernel of the stage by taking a step and drawing a picture, then restore the lanes."""
         self._begin(np.ones(self.lanes, bool))
         self.step(self._slot.action)
         if self._painter is not None:
@@ -80,12 +80,12 @@ class Stage:
 
     @property
     def observation(self) -> torch.Tensor:
-        """Current observations (O, N); of an ended lane its last one."""
+        """Current observations of the lanes (O, N); of an ended lane its last one."""
         return self._slot.observation
 
     @property
     def legal(self) -> torch.Tensor | None:
-        """Mask of legal actions (H, N), 0 or 1; None if all actions are legal."""
+        """Mask of the legal actions of each lane (H, N), 0 or 1; None if all actions are legal."""
         return self._slot.legal
 
     @property
@@ -112,7 +112,7 @@ class Stage:
             self._begin(self.ended.copy())
 
     def restart(self) -> None:
-        """Start a new episode in every lane of the stage."""
+        """Start a new episode in every lane."""
         self._begin(np.ones(self.lanes, bool))
 
     def step(self, action: torch.Tensor) -> None:
@@ -175,7 +175,7 @@ class Player:
         self._rollout = stage.rollout(actor)
 
     def step(self) -> None:
-        """Choose and take one action in every lane."""
+        """Let the policy choose and take one action in every lane."""
         self._stage.renew()
         if not self._greedy:
             self._rollout.draw()

@@ -132,15 +132,15 @@ class VideoWriter:
         self._waiting.append(zlib.compress(picture.tobytes(), 1))
 
     def picture(self, index: int) -> Picture:
-        """Return picture number `index` of those added."""
+        """Return picture number `index` of those added to the video."""
         return np.frombuffer(zlib.decompress(self._waiting[index]), np.uint8).reshape(self._shape)
 
     def finish(self) -> int:
-        """Write the file and return its number of frames."""
+        """Write the video file and return its number of frames."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Stop writing and free resources; does nothing after `finish`."""
+        """Stop writing the video and free resources; does nothing after `finish`."""
 
 
 class GifWriter(VideoWriter):
@@ -151,7 +151,9 @@ class GifWriter(VideoWriter):
         self._fps = min(fps, _GIF_FPS)
 
     def add(self, picture: Picture) -> None:
-        """Append a copy of a picture (H, W, 3). Raises UsageError if the pictures are too many for memory."""
+        """Append a copy of a picture (H, W, 3) to the GIF. Raises UsageError if the pictures are too many for
+        memory.
+        """
         count = len(self._waiting)
         if (count + 1) * picture.size // 3 > MOST_BYTES:
             raise UsageError(
@@ -161,7 +163,7 @@ class GifWriter(VideoWriter):
         super().add(picture)
 
     def finish(self) -> int:
-        """Write the file and return its number of frames. Frame times are rounded to hundredths of a second, a GIF's
+        """Write the GIF and return its number of frames. Frame times are rounded to hundredths of a second, a GIF's
         unit, cumulatively, so that long videos keep their speed.
         """
         from PIL import Image
@@ -194,13 +196,15 @@ class ContactSheet(VideoWriter):
         self._frames = frames
 
     def add(self, picture: Picture) -> None:
-        """Append a copy of a picture (H, W, 3). If only the last is wanted, drop the one before."""
+        """Append a copy of a picture (H, W, 3) to those of which the PNG shows some. If only the last is wanted, drop
+        the one before.
+        """
         if self._frames == 1:
             self._waiting.clear()
         super().add(picture)
 
     def finish(self) -> int:
-        """Write the file and return its number of pictures."""
+        """Write the PNG and return its number of pictures."""
         from PIL import Image
 
         count = min(self._frames, len(self._waiting))
@@ -259,7 +263,7 @@ class Mp4Writer(VideoWriter):
         return self._count
 
     def abandon(self) -> None:
-        """End the ffmpeg process."""
+        """End the ffmpeg process that writes the video."""
         if self._writer is not None:
             self._writer.close()
 

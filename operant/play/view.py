@@ -57,7 +57,7 @@ class Playable(Protocol):
         """Pause the game until a key is pressed."""
 
     def shown(self) -> ScreenText:
-        """Return the current text for the screen."""
+        """Return the current text of the game for the screen."""
 
 
 class View:

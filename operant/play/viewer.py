@@ -51,11 +51,11 @@ class Viewer:
         return None if self._paused else self._next_s
 
     def pause(self) -> None:
-        """Pause until space is pressed."""
+        """Pause the playback until space is pressed."""
         self._paused = True
 
     def press(self, key: str, now_s: float) -> None:
-        """Handle a key: q and esc end the viewer, space pauses or resumes."""
+        """Handle a key while a policy is shown: q and esc end the viewer, space pauses or resumes."""
         self.done = key in ("q", "esc")
         self._paused ^= key == "space"
 

@@ -42,16 +42,16 @@ class Entry(NamedTuple):
 
     @property
     def rules(self) -> str:
-        """Text that is equal for runs of one group: configuration and hashes of user code, without the seed and keys
-        that do not affect learning.
+        """Text that is equal for runs of one group: their configuration and the hashes of user code, without the seed
+        and keys that do not affect learning.
         """
         rules = {key: value for key, value in self.config.items() if key not in _NOT_COMPARED}
         own = {"config": rules, "sources": self.run.document.get("sources")} if rules else {"id": self.run.id}
         return json.dumps(own, sort_keys=True, default=str)
 
     def values(self, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Steps, seconds and values of the records in which a metric has a finite value that can be drawn. Evaluations
-        have their exact steps.
+        """Steps, seconds and values of a metric in the records (rows of metrics) of a run, where the value is finite
+        and can be drawn. Evaluations have their exact steps.
         """
         columns = self.columns
         if metric == EVALUATION and (evaluations := runs.evaluated(self.run.path)):
@@ -69,8 +69,8 @@ class Entry(NamedTuple):
 
     @property
     def score(self) -> float:
-        """Mean return of the last evaluation, or without evaluations that of the last tenth of the records; NaN without
-        either.
+        """Score of a run: mean return of the last evaluation, or without evaluations that of the last tenth of the
+        records; NaN without either.
         """
         evaluations = self.values(EVALUATION)[2]
         if len(evaluations):
@@ -90,7 +90,7 @@ class Group(NamedTuple):
 
 
 def load_entries(listed: Sequence[Run]) -> list[Entry]:
-    """Read the records and configuration of runs, each once. Raises NotFoundError for a run without records."""
+    """Read the metrics and configuration of runs, each run once. Raises NotFoundError for a run without metrics."""
     entries = []
     for run in {os.path.realpath(run.path): run for run in listed}.values():
         columns = runs.columns(run)

@@ -124,7 +124,7 @@ class SweepJournal(Journal[SweepTrial]):
         return self._usual_s < _SHORT_S
 
     def _ids(self, number: int) -> list[str]:
-        """Intended ids of the runs of trial number `number`."""
+        """Make the intended ids of the runs of trial number `number`, one for each seed."""
         own = self.plan.settings.seeds
         seeds = [f".{self.plan.config.run.seed + index}" if own > 1 else "" for index in range(own)]
         return [f"{self.plan.name}.{number}{seed}" for seed in seeds]
@@ -159,8 +159,8 @@ class SweepJournal(Journal[SweepTrial]):
                 )
 
     def run_ended(self, trial: SweepTrial, index: int, run: Run, code: int) -> None:
-        """Record the result of run `index` of a trial, which ended with exit code `code`. A run stopped by a user
-        prunes the trial, a failed run fails it.
+        """Record the result of run number `index` of a trial, which ended with exit code `code`. A run stopped by a
+        user marks the trial as pruned, a failed run marks it as failed.
         """
         trial.results[index] = results.of_run(run)
         trial.finished += code == 0
@@ -205,7 +205,7 @@ class SweepJournal(Journal[SweepTrial]):
             trial.end("pruned", f"{values[new[-1]]:.6g} at {percent} % was not enough")
 
     def _points(self, trial: SweepTrial, index: int) -> tuple[results.Point, ...]:
-        """Evaluations so far of run `index` of a trial."""
+        """Read the evaluations so far of run number `index` of a trial."""
         if index in trial.results:
             return trial.results[index].points
         run = self.load(trial, index) if index in trial.active else None

@@ -78,12 +78,12 @@ class Outline:
 
     @property
     def maximize(self) -> bool:
-        """Whether a higher value of the objective is better."""
+        """Whether a higher value of the sweep's objective is better."""
         return self.settings.objective != "time_to_target"
 
     @property
     def trials(self) -> int | None:
-        """Maximum number of trials; None if only steps or minutes limit the sweep."""
+        """Maximum number of trials of the sweep; None if only steps or minutes limit it."""
         own = self.settings
         return (
             own.trials
@@ -92,7 +92,9 @@ class Outline:
         )
 
     def decoded(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the `params` of a stored trial, in which lists are text, to configuration values by key."""
+        """Convert the parameters of a stored trial (`params`), in which lists are text, to configuration values
+        by key.
+        """
         lists = {
             dimension.key: {space.stored(choice): choice for choice in dimension.choices} for dimension in self.space
         }
@@ -100,7 +102,7 @@ class Outline:
 
     @property
     def place(self) -> str:
-        """Path of the folder for messages, relative if it lies below the working directory."""
+        """Path of the sweep's folder for messages, relative if it lies below the working directory."""
         return runs.display_path(self.folder)
 
 
@@ -112,17 +114,19 @@ class Plan(Outline):
     config: load.Config
 
     def values(self, sampler: Any) -> dict[str, Any]:
-        """Sample a value for each searched key whose conditions hold, by key."""
+        """Sample a value for each searched key whose conditions hold, by key. `sampler` is a trial of the search
+        engine.
+        """
         return space.values(self.space, sampler)
 
     def overrides(self, values: Mapping[str, Any]) -> list[str]:
-        """Format values as overrides `section.key=value`."""
+        """Format configuration values as overrides `section.key=value`."""
         return [space.override(key, value) for key, value in values.items()]
 
     @property
     def own_values(self) -> dict[str, Any]:
-        """Values of the searched keys in the shared configuration, as the engine stores them; {} if one lies outside
-        the search space.
+        """Values that the sweep's shared configuration has for the searched keys, as the search engine stores them; {}
+        if one lies outside the search space.
         """
         written = raw.flat(tomli.loads(load.to_toml(self.config)))
         return space.own(self.space, {".".join(key): value for key, value in written})

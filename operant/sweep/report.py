@@ -50,7 +50,7 @@ def state(plan: Outline, trial: Any) -> str:
 
 
 def counts(plan: Outline, trials: Sequence[Any]) -> dict[str, int]:
-    """Count the trials in each state."""
+    """Count the trials of a sweep by state."""
     count = dict.fromkeys(("complete", "pruned", "fail", "running", "interrupted"), 0)
     for trial in trials:
         word = state(plan, trial)
@@ -59,8 +59,8 @@ def counts(plan: Outline, trials: Sequence[Any]) -> dict[str, int]:
 
 
 def repeats(trials: Sequence[Any]) -> dict[int, int]:
-    """Find complete trials that repeat the values (and so the seeds) of an earlier one: their number to the earlier
-    one's. A value that is repeated counts once.
+    """Find complete trials that repeat the values (and so the seeds) of an earlier one. Returns the earlier trial's
+    number by the number of each repeated one.
     """
     first: dict[str, int] = {}
     complete = [trial for trial in trials if trial.state.name == "COMPLETE"]

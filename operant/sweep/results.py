@@ -16,7 +16,7 @@ _MISSED = 10
 
 
 class Point(NamedTuple):
-    """Evaluation of a run: step, mean return and 95 % interval (None if unknown)."""
+    """Point of a run's learning curve, one evaluation: step, mean return and 95 % interval (None if unknown)."""
 
     step: int
     mean: float

@@ -57,7 +57,7 @@ class Dimension(NamedTuple):
     when: tuple[tuple[str, tuple[Any, ...]], ...] = ()  # conditions: (key, allowed values)
 
     def sample(self, sampler: Sampler) -> Any:
-        """Sample a value of this key from the search engine."""
+        """Sample a value of this searched key from the search engine."""
         if self.kind == "choice":
             named = {stored(choice): choice for choice in self.choices}
             return named[sampler.suggest_categorical(self.key, list(named))]
@@ -68,12 +68,12 @@ class Dimension(NamedTuple):
         return sampler.suggest_float(self.key, self.low, self.high, step=self.step, log=self.kind == "log")
 
     def samples(self) -> tuple[Any, ...]:
-        """Values that are checked in place of all: both ends of the range, or every choice."""
+        """Values of this searched key that are checked in place of all: both ends of its range, or every choice."""
         ends = (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
         return self.choices if self.kind == "choice" else ends
 
     def holds(self, value: Any) -> bool:
-        """Whether the range or the choices contain a value."""
+        """Whether the range or the choices of this searched key contain a value."""
         if self.kind == "choice":
             return value in self.choices
         number = isinstance(value, int if self.whole else int | float) and not isinstance(value, bool)
@@ -84,8 +84,8 @@ class Dimension(NamedTuple):
         )
 
     def height(self, value: Any) -> float:
-        """Position of a stored value within the range, from 0 for the lowest to 1 for the highest, on a log axis for a
-        log range; NaN for None.
+        """Position of a stored value within the range of this searched key, from 0 for the lowest to 1 for the highest,
+        on a log axis for a log range; NaN for None.
         """
         if value is None:
             return math.nan

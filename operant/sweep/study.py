@@ -40,11 +40,13 @@ class Trials:
 
     @property
     def pruner(self) -> str:
-        """Name of the pruner in use; "none" with two objectives."""
+        """Name of the pruner that the sweep uses; "none" with two objectives."""
         return "none" if self._outline.settings.pareto else self._outline.settings.pruner
 
     def best(self) -> list[optuna.trial.FrozenTrial]:
-        """Return the best trial in a list, or with two objectives the Pareto front; [] if no trial is complete."""
+        """Return the sweep's best trial in a list, or with two objectives the Pareto front; [] if no trial is
+        complete.
+        """
         if not any(trial.state.name == "COMPLETE" for trial in self.trials()):
             return []
         return self._study.best_trials if self._outline.settings.pareto else [self._study.best_trial]
@@ -115,11 +117,13 @@ class Study(Trials):
         trial.set_user_attr("claim", {"owner": runs.identity(), "runs": ids})
 
     def abandoned(self) -> list[optuna.trial.FrozenTrial]:
-        """Find running trials whose process is known to have ended."""
+        """Find running trials of the sweep whose process is known to have ended."""
         return [trial for trial in self.trials() if trial.state.name == "RUNNING" and is_gone(trial)]
 
     def tell(self, number: int, values: list[float] | None, state: str) -> None:
-        """Record the outcome of a trial: "complete" with its values, "pruned" or "fail"."""
+        """Record the outcome of trial number `number` in the search engine: "complete" with its values, "pruned" or
+        "fail".
+        """
         import optuna
 
         self._study.tell(number, values, state=optuna.trial.TrialState[state.upper()], skip_if_finished=True)
@@ -127,7 +131,9 @@ class Study(Trials):
     # budget
 
     def exhausted(self) -> str | None:
-        """Budget that is spent, such as "100 trials"; None while another trial may start. Call it within `turn`."""
+        """Name the budget of the sweep that is spent, such as "100 trials"; None while another trial may start. Call it
+        within `turn`.
+        """
         plan, trials = self._plan, self.trials()
         if plan.trials is not None and len(trials) >= plan.trials:
             return f"{plan.trials:,} trials"
@@ -183,8 +189,8 @@ class _File:
         self.read_logs = backend.read_logs
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append records. Raises MachineError if they cannot be written; the file then ends with its last whole
-        line.
+        """Append records to the search engine's journal file. Raises MachineError if they cannot be written; the file
+        then ends with its last whole line.
         """
         try:
             self._backend.append_logs(logs)
@@ -218,11 +224,11 @@ class _Copy:
                 self._records.extend(map(json.loads, itertools.takewhile(lambda line: line.endswith(b"\n"), file)))
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Return an iterator over the records from number `log_number_from` on."""
+        """Return an iterator over the journal's records from number `log_number_from` on."""
         return iter(self._records[log_number_from:])
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append records to the copy in memory."""
+        """Append records to the journal's copy in memory."""
         self._records.extend(logs)
 
 

@@ -85,7 +85,7 @@ class Bench(NamedTuple):
     solve: list[Solved]
 
     def document(self) -> dict[str, Any]:
-        """Convert the results to a JSON-serialisable dict."""
+        """Convert the benchmark's results to a JSON-serialisable dict."""
         parts = {name: [row._asdict() for row in getattr(self, name)] for name in SECTIONS}
         return {"schema": 1, **self._asdict(), **parts}
 

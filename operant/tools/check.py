@@ -158,7 +158,9 @@ def picture(checked: BoundsChecked) -> Finding:
 
 
 def _devices(env: Env, lanes: int) -> Finding:
-    """Check that CPU and CUDA agree on free rollouts; if they diverge, as chaotic dynamics do, compare step by step."""
+    """Check that an environment's CPU and CUDA kernels agree on free rollouts; if these diverge, as chaotic dynamics
+    do, compare step by step.
+    """
     name, steps = "CPU = CUDA", STEPS
     share, worst = compare_devices(env, lanes, steps)
     if share >= 0.99:

@@ -92,12 +92,12 @@ class Profile(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Achieved floating-point operations per second."""
+        """Floating-point operations per second that the profiled iteration achieved."""
         return self.work.flops / self.iteration_s
 
     @property
     def bandwidth(self) -> float:
-        """Achieved bytes read and written per second."""
+        """Bytes read and written per second that the profiled iteration achieved."""
         return self.work.bytes / self.iteration_s
 
     def document(self) -> dict[str, Any]:
@@ -379,7 +379,7 @@ class _TraceSummary(NamedTuple):
 
 
 def _trace(trainer: Algorithm, device: torch.device, path: Path) -> _TraceSummary:
-    """Record a trace of `TRACED` iterations to `path`, and summarise it."""
+    """Record a trace of a few iterations to `path`, and summarise it."""
     with _recorded(device, path):
         for _ in range(TRACED):
             for phase in trainer.phases:
@@ -441,8 +441,8 @@ def host_phases(trainer: Algorithm, iterations: int) -> list[Phase]:
 
 
 def _phases(trainer: Algorithm, rows: list[tuple[str, float, int | None]]) -> list[Phase]:
-    """Make phases from rows (name, seconds, launches), longest first. Time of an algorithm's phase outside its named
-    parts is called its rest.
+    """Make the table of a profile's phases from rows (name, seconds, launches), longest first. Time of an algorithm's
+    phase outside its named parts is called its rest.
     """
     total = sum(seconds for _, seconds, _ in rows) or 1.0
     renamed = {phase.name: f"{phase.name}, the rest" for phase in trainer.phases}

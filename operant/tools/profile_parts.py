@@ -148,7 +148,9 @@ def _stepping(world: Any) -> Callable[[], None]:
 
 
 def buffers(algo: Any) -> list[Buffer]:
-    """List every tensor and array reachable from an algorithm and its world, each allocation once, largest first."""
+    """List the memory of an algorithm and its world: every tensor and array reachable from them, each allocation once,
+    largest first.
+    """
     tensors: dict[int, Buffer] = {}  # by start address
     arrays: dict[int, Buffer] = {}
     known: set[int] = set()

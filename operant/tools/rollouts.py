@@ -20,7 +20,7 @@ DEVICE_TOLERANCE = 1e-3
 
 
 class Harness:
-    """World of an environment's lanes with one set of buffers, stepped one step at a time."""
+    """Test world of an environment's lanes with one set of buffers, stepped one step at a time."""
 
     def __init__(self, env: Env, lanes: int, seed: int, device: str = "cpu", *, every_final: bool = True) -> None:
         self.world = DeviceWorld(env, lanes, seed=seed, device=device, every_final=every_final)
@@ -38,7 +38,7 @@ class Harness:
         self.world.advance(1)
 
     def outcome(self) -> dict[str, torch.Tensor]:
-        """Copy everything that a step has written to the CPU, by name."""
+        """Copy everything that the last step has written to the CPU: observations, rewards, ends and state, by name."""
         lanes, slot = self.world.lanes, self.slot
         ended = (slot.terminated | slot.truncated).bool()
         tensors = {
@@ -150,8 +150,8 @@ def _check_mask(env: Env, result: RolloutResult, t: int, legal: torch.Tensor, ac
 
 
 def _first(t: int, wrong: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> str | None:
-    """Describe the first marked value after step `t`: `wrong` maps a name to values and a mask. None if no value is
-    marked.
+    """Describe the first wrong value after step `t` in a sentence. `wrong` maps a name to values and the mask of wrong
+    ones. None if no value is wrong.
     """
     for name, (values, mask) in wrong.items():
         if bool(mask.any()):

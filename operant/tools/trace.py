@@ -30,8 +30,8 @@ _LAUNCHES = (
 
 
 class Range(NamedTuple):
-    """Device work launched within all ranges of one name, where nested ranges count for themselves only: busy time,
-    kernels and copies.
+    """Sum of the device work launched within the trace's ranges of one name: busy time, kernels and copies. Work in a
+    nested range counts for that range only.
     """
 
     busy_s: float

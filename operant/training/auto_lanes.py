@@ -66,8 +66,8 @@ def resolve(config: Config, device: torch.device, *, report: Callable[[str], Non
 
 
 def _candidates(config: Config, device: torch.device, useful: int) -> Iterator[int]:
-    """Yield the candidate numbers of lanes, largest first: at most `useful`, unless the algorithm allows no smaller
-    number.
+    """Yield the numbers of lanes (parallel environments) to try, largest first: at most `useful`, unless the algorithm
+    allows no smaller number.
     """
     most = AUTO_LANES if device.type == "cuda" else min(AUTO_LANES, LANES_PER_THREAD * torch.get_num_threads())
     if (hosting := getattr(config.environment, "hosting", None)) is not None:

@@ -200,7 +200,7 @@ class SymmetricExchange(GroupExchange):
         return gathered
 
     def _gather_by_copies(self, own: Tensor) -> Tensor:
-        """All-gather words (n) int32 from all W ranks to (W n), by copies between two barriers."""
+        """All-gather words (n) int32 from all W ranks to one tensor (W n,), by copies between two barriers."""
         if len(own) not in self._copies:
             self._copies[len(own)] = self._allocate(tuple(own.shape), own.dtype)
         room, handle, every = self._copies[len(own)]
@@ -212,7 +212,7 @@ class SymmetricExchange(GroupExchange):
 
     def link(self, width: int, programs: int) -> Link | None:
         """Create the buffers through which a kernel of `programs` programs exchanges `width` sums with other ranks;
-        None if the kernel must use `gather` instead. A collective call.
+        None if the kernel must use `gather` instead. Every rank must call it.
         """
         if not self._in_kernel or width > MAX_SYMMETRIC_WORDS:
             return None
@@ -308,13 +308,13 @@ def reach_store(address: str, port: int) -> dist.TCPStore:
 
 
 class RankGroup(Protocol):
-    """Interface of the group of all ranks of a run, for checkpoints and meters."""
+    """Interface of the group of all ranks (processes) of a run, for checkpoints and meters."""
 
     exchange: Exchange
 
     @property
     def rank_metrics(self) -> Mapping[int, Mapping[str, float]]:
-        """Newest metrics of the other ranks, by rank."""
+        """Newest metrics that the other ranks (processes) reported, by rank."""
 
     def state(self, algo: Algorithm, tier: Tier) -> dict[str, Tensor]:
         """Return the tensors of a tier ("policy", "train" or "all") on the CPU, by name, with the lanes of all

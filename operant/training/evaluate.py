@@ -56,8 +56,7 @@ class EvaluationInterruptedError(Exception):
 
 
 class Evaluator:
-    """Player of evaluations: a world of `episodes` lanes, one episode each, and the actor that plays it greedily or by
-    sampling.
+    """Evaluator of an actor: plays `episodes` episodes, one in each lane of its own world, greedily or by sampling.
 
     `max_steps` cuts an episode off, rounded up to whole chunks of 32 steps. The default is 100,000, or 20,000 if the
     environment has no time limit.
@@ -89,8 +88,8 @@ class Evaluator:
         self._play = Graphed(self._play_chunk, device, eager=not self.rollout.world.capturable)
 
     def run(self, number: int, *, part: int = 0, interrupted: Callable[[], bool] = lambda: False) -> Evaluation:
-        """Play evaluation `number` and return its result. Number and `part` (0 to 15) determine its episodes. Raises
-        EvaluationInterruptedError once `interrupted`, polled every 32 steps, returns True.
+        """Play evaluation number `number` and return its result. Number and `part` (0 to 15) determine the episodes.
+        Raises EvaluationInterruptedError once `interrupted`, polled every 32 steps, returns True.
         """
         world = self.rollout.world
         world.seek(number * _TICKS + part * (_TICKS // _PARTS))

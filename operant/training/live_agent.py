@@ -43,13 +43,13 @@ class FrameWriter(Protocol):
     """Interface to which live frames are written, implemented by the metrics file's `Writer`."""
 
     def frame(self, step: int, pixels: memoryview, *, lanes: int, height: int, width: int, mode: str) -> None:
-        """Copy the frames of one moment, (lanes, height, width, 3) uint8, with the training step and the acting mode
-        ("greedy" or "sampled").
+        """Publish the frames of one moment, (lanes, height, width, 3) uint8, with the training step and the acting mode
+        ("greedy" or "sampled"). `pixels` is copied.
         """
 
 
 class _Request(NamedTuple):
-    """Viewer's request: acting mode, frame size in pixels, and time until which it lasts."""
+    """Request of a viewer for live frames: acting mode, frame size in pixels, and time until which it lasts."""
 
     mode: Mode
     size: int
@@ -103,7 +103,7 @@ class WatchedLanes:
             self._event.record()
 
     def arrived(self) -> bool:
-        """Whether the newest frames are on the host."""
+        """Whether the newest live frames have been copied to the host."""
         return self._event is None or self._event.query()
 
     def pictures(self, size: int) -> memoryview:
@@ -121,12 +121,12 @@ class WatchedLanes:
         return self._painter.bind(self._pixels[: self._used(size)].view(self.lanes, size, size, 3))
 
     def _play_greedily(self) -> None:
-        """Step every lane with the policy's mode."""
+        """Step every watched lane with the policy's mode."""
         self._rollout.step(greedy=True)
         self._world.advance(1)
 
     def _play_sampling(self) -> None:
-        """Step every lane with sampled actions."""
+        """Step every watched lane with sampled actions."""
         self._rollout.draw()
         self._rollout.step(greedy=False)
         self._world.advance(1)
@@ -171,12 +171,12 @@ class Watcher:
 
     @property
     def available(self) -> bool:
-        """Whether frames can be drawn; `unavailable_reason` gives the reason if not."""
+        """Whether live frames can be drawn; `unavailable_reason` gives the reason if not."""
         return not self.unavailable_reason
 
     def request(self, mode: Mode, size: int, until_s: float) -> None:
-        """Request frames with sides of `size` pixels (16 to 96) until `until_s` on the clock (`time.monotonic`), of a
-        "greedy" or "sampled" policy. Thread-safe; a newer request replaces it.
+        """Request live frames of the agent with sides of `size` pixels (16 to 96) until `until_s` (`time.monotonic`),
+        played by a "greedy" or "sampled" policy. Thread-safe; a newer request replaces it.
         """
         if self.available:
             self._request = _Request(
@@ -184,8 +184,8 @@ class Watcher:
             )
 
     def after(self, step: int) -> None:
-        """Serve the current request, if there is one. The training thread calls it once per iteration with the number
-        of environment steps so far.
+        """Serve the viewer's current request for live frames, if there is one. The training thread calls it once per
+        iteration with the number of environment steps so far.
         """
         request = self._request
         if request is not self._served:
@@ -201,8 +201,8 @@ class Watcher:
         self._served, self._stage, self._drawn = self._request, None, None
 
     def _serve(self, request: _Request, step: int) -> None:
-        """Draw a frame for the request if one is due, and publish the frame that has arrived; end the service if the
-        request has expired.
+        """Draw a live frame if one is due for the request, and publish the frame that has arrived; end the service if
+        the request has expired.
         """
         now_s = self._clock()
         if not (self.available and now_s < request.until_s):

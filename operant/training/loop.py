@@ -165,8 +165,8 @@ class Trainer:
         self._event(line, level=level, code=code)
 
     def _event(self, line: str, *, level: str = "info", code: str = "note") -> None:
-        """Write a line to the run's events but not to the log, because the log already has it in other words or does
-        not need it.
+        """Write a line to the run's events but not to the log, which already has it in other words or does not
+        need it.
         """
         self.writer.event(line, level=level, code=code, step=self.step)
 
@@ -187,7 +187,7 @@ class Trainer:
     # REQUESTS (called by the request thread)
 
     def announce_stop(self) -> None:
-        """Set the run's state to "stopping": it stops after its current iteration."""
+        """Set the run's state to "stopping", because the run stops after its current iteration."""
         self._set_state("stopping", reason=0 if self.requests.stop is None else self.requests.stop.number)
 
     def announce_exit(self, exit_code: int) -> None:
@@ -202,8 +202,8 @@ class Trainer:
         self.writer.acknowledge(sequence, result)
 
     def watch(self, mode: str, size: int, until_s: float) -> None:
-        """Request live frames until `until_s` (`time.monotonic`): `mode` is "greedy" or "sampled", `size` the side in
-        pixels.
+        """Ask for live frames of the agent until `until_s` (`time.monotonic`), for a viewer: `mode` is "greedy" or
+        "sampled", `size` the side in pixels.
         """
         self.watcher.request("sampled" if mode == "sampled" else "greedy", size, until_s)
         if self.watcher.unavailable_reason and "live view" not in self._reported:
@@ -247,7 +247,9 @@ class Trainer:
             self._end("finished", None)
 
     def _loop(self) -> None:
-        """Run iterations, with evaluations, checkpoints and requests between them, until the run is complete."""
+        """Run training iterations, with evaluations, checkpoints and requests between them, until the run is
+        complete.
+        """
         algo, config = self.algo, self.config
         self.meters = meters = Meters(
             algo, self.writer, self.team, record_hz=config.run.record_hz, iteration=self.iteration, step=self.step
@@ -325,8 +327,8 @@ class Trainer:
             self._stop(self.requests.stop)
 
     def _pause(self, by: str) -> None:
-        """Wait until the run is resumed or stopped, and report `by` as the one who paused it. Training state does not
-        change; checkpoints and the live view stay available.
+        """Wait until the run is resumed or stopped; `by` is the name of the person who paused it. Training state does
+        not change; checkpoints and the live view stay available.
         """
         requests, began_s, saving_s = self.requests, time.monotonic(), 0.0
         requests.waiting = True
@@ -353,13 +355,15 @@ class Trainer:
         requests.answer("unpause", "done", f"training resumed at step {self.step:,}")
 
     def _finish(self) -> None:
-        """Publish the last record and write the last checkpoint."""
+        """Publish the last record of metrics and write the last checkpoint of a run."""
         if not_finite := self.meters.flush(self.step):
             self._diverged(not_finite)
         self._save(wait=True)
 
     def _stop(self, stop: Stop) -> None:
-        """End the run as `stop` requests: publish the last record, write a checkpoint, and raise StoppedError."""
+        """End the run because of the request `stop`: publish the last record of metrics, write a checkpoint, and raise
+        StoppedError.
+        """
         self.announce_stop()
         if not stop.number:
             self._update_document(stopped_by=stop.by)
@@ -372,7 +376,7 @@ class Trainer:
         raise StoppedError(f"stopped by {stop.by} at step {self.step:,}, {saved}")
 
     def _end(self, state: str, error: Exception | None) -> None:
-        """Write the last event and the terminal `state`, once the pending checkpoint is complete and the metrics
+        """Write the run's last event and terminal `state`, once the pending checkpoint is complete and the metrics
         history is on disk. `error` is the cause, None if the run is complete.
         """
         self.store.wait()
@@ -474,7 +478,7 @@ class Trainer:
     # CHECKPOINTS
 
     def _document(self) -> dict[str, Any]:
-        """Make the scalars of a checkpoint that a resumed run needs in addition to its tensors."""
+        """Make the scalars that a checkpoint stores in addition to its tensors: progress and evaluations."""
         progress = {
             "step": self.step,
             "iteration": self.iteration,
@@ -556,8 +560,8 @@ class Trainer:
         return incomparable
 
     def _diverged(self, not_finite: NotFinite) -> None:
-        """Save the non-finite state apart from the checkpoints, for a post-mortem, and raise DivergedError. Earlier
-        checkpoints stay.
+        """End a diverged run: save its non-finite state apart from the checkpoints, for a post-mortem, and raise
+        DivergedError. Earlier checkpoints stay.
         """
         parameters = self.algo.actor.not_finite()
         names = ", ".join([*parameters[:6], *not_finite.columns[:6]]) or "a loss"

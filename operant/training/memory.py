@@ -48,7 +48,7 @@ class Footprint(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """Permanent bytes plus the peak that an update adds."""
+        """Total memory of a run in bytes: its permanent buffers plus the peak that an update adds."""
         return self.fixed_bytes + self.update_bytes
 
 
@@ -68,7 +68,7 @@ class _Storages(TorchDispatchMode):
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        """Add a storage to the count, once, until it is freed."""
+        """Add a storage's bytes to the count of live memory, once, until it is freed."""
         key, size = storage._cdata, storage.nbytes()
         if key in self._known:
             return
@@ -78,7 +78,7 @@ class _Storages(TorchDispatchMode):
         weakref.finalize(storage, self._forget, key, size)
 
     def _forget(self, key: int, size: int) -> None:
-        """Subtract a freed storage from the count."""
+        """Subtract the bytes of a freed storage from the count of live memory."""
         self._known.discard(key)
         self.living_bytes -= size
 

@@ -62,8 +62,8 @@ def _schedule_metric(key: str) -> str:
 
 
 def specs_for(algo: Algorithm, exchange: Exchange = SOLO, *, first_evaluation: str = "") -> tuple[MetricSpec, ...]:
-    """Describe the metrics of a run, in the order of its metrics file: episodes, evaluation, algorithm, schedules,
-    time, memory, ranks, tallies.
+    """Describe the metrics of a run for display, in the order of its metrics file: episodes, evaluation, algorithm,
+    schedules, time, memory, ranks, tallies.
 
     Counters are sums over a record's iterations; a history that merges records adds them up. `first_evaluation`: text
     of evaluations' charts before the first.
@@ -216,8 +216,9 @@ class Meters:
         self._eval_return, self._best_return = mean, best
 
     def evaluated(self, step: int, mean: float, best: float) -> NotFinite | None:
-        """Publish a record marked as an evaluation, with its `mean` and the `best` mean return, at the evaluated
-        policy's `step`. Returns a report of the first non-finite value, None if all are finite.
+        """Publish a record (row of the metrics file) marked as an evaluation, with its `mean` and the `best` mean
+        return, at the evaluated policy's `step`. Returns a report of the first non-finite value, None if all are
+        finite.
         """
         not_finite = self._publish_arrived(wait=True)  # of an earlier step
         self.set_evaluation(mean, best)
@@ -225,7 +226,7 @@ class Meters:
         return self.flush(step) or not_finite
 
     def checkpointed(self) -> None:
-        """Mark the next record of the metrics file as one with a checkpoint. Thread-safe."""
+        """Mark the next record (row) of the metrics file as one with a checkpoint. Thread-safe."""
         self._unpublished_checkpoint = True
 
     def paused(self, seconds: float) -> None:
@@ -233,15 +234,16 @@ class Meters:
         self._since += seconds
 
     def _evaluation(self) -> dict[str, float]:
-        """Columns of the newest evaluation and of the best, by name."""
+        """Values of the newest evaluation and of the best one, by metric."""
         return {"eval/return": self._eval_return, "eval/best_return": self._best_return}
 
     # RECORD
 
     def after(self, step: int, *, evaluation_follows: bool = False) -> NotFinite | None:
-        """Add the metrics of an iteration to the sums, and publish a record if one is due. With `evaluation_follows`
-        none is published, because the evaluation's record will have them. `step` is the environment steps so far.
-        Returns a report of the first non-finite value as soon as the host knows it, else None.
+        """Add the metrics of a training iteration to the sums, and publish a record (row of the metrics file) if one is
+        due. With `evaluation_follows` none is published, because the evaluation's record will have them. `step` is the
+        environment steps so far. Returns a report of the first non-finite value as soon as the host knows it, else
+        None.
         """
         self._accumulate()
         self._iterations += 1
@@ -258,8 +260,8 @@ class Meters:
         return not_finite
 
     def flush(self, step: int) -> NotFinite | None:
-        """Publish the remaining sums as a record, and wait until they are on the host. Returns a report of the first
-        non-finite value, None if all are finite.
+        """Publish the remaining sums of metrics as a record (row of the metrics file), and wait until they are on the
+        host. Returns a report of the first non-finite value, None if all are finite.
         """
         not_finite = self._publish_arrived(wait=True)
         if self._iterations:
@@ -281,7 +283,7 @@ class Meters:
         torch.where(bad & (self._first_bad < 0), self._iteration, self._first_bad, out=self._first_bad)
 
     def _limit_lead(self) -> None:
-        """Wait, on a GPU, until the host is at most one iteration ahead."""
+        """Wait, on a GPU, until the host is at most one training iteration ahead."""
         if self._cuda:
             self._drain(keep=2)
 
@@ -295,7 +297,9 @@ class Meters:
             self._seconds[phase] += begin.elapsed_time(end) / 1e3
 
     def _begin_copy(self, step: int) -> None:
-        """Start copying the sums to the host as the next record, of `step`, and zero them."""
+        """Start copying the sums of metrics to the host as the next record (row of the metrics file), of environment
+        step `step`, and zero them.
+        """
         self._host.copy_(self._totals, non_blocking=True)
         self._host_bad.copy_(self._first_bad, non_blocking=True)
         event = None
@@ -315,8 +319,8 @@ class Meters:
         self._iterations, self._since, self._last_copy = 0, now, now
 
     def _publish_arrived(self, *, wait: bool = False) -> NotFinite | None:
-        """Publish the record whose copy has arrived on the host, or with `wait` once it has. Returns a report of the
-        first non-finite value, None if all are finite or nothing has arrived.
+        """Publish the record (row of the metrics file) whose copy has arrived on the host, or with `wait` once it has.
+        Returns a report of the first non-finite value, None if all are finite or nothing has arrived.
         """
         pending = self._pending
         if pending is None:
@@ -341,7 +345,7 @@ class Meters:
         return NotFinite(first_bad, self._nonfinite.located(), columns)
 
     def _publish(self, step: int, values: Mapping[str, float]) -> None:
-        """Write a record to the metrics file, with the flags of an evaluation or checkpoint since the last one."""
+        """Write a record (row) to the metrics file, flagged if an evaluation or checkpoint belongs to it."""
         flags = (FLAG_EVAL if self._unpublished_evaluation else 0) | (
             FLAG_CHECKPOINT if self._unpublished_checkpoint else 0
         )
@@ -350,8 +354,8 @@ class Meters:
         self._published_step, self._last_values = step, values
 
     def _values(self, pending: _Pending, totals: list[float]) -> Mapping[str, float]:
-        """Compute the values of a record by column from the sums `totals`: means over iterations, and sums and means
-        over episodes.
+        """Compute the values of a record (row of the metrics file) by column from the sums `totals`: means over
+        iterations, and sums and means over episodes.
         """
         algo = self._algo
         sums = totals[self._sums_window]
@@ -386,7 +390,7 @@ class Meters:
         return values | {f"tally/{name}": mean(TALLIES + k) for k, name in enumerate(algo.world.spec.tally)}
 
     def _memory(self) -> tuple[float, float]:
-        """Allocated and reserved bytes on a GPU; resident bytes and NaN on a CPU."""
+        """Memory of this process: allocated and reserved bytes on a GPU, resident bytes and NaN on a CPU."""
         if self._cuda:
             return float(torch.cuda.memory_allocated(self._device)), float(torch.cuda.memory_reserved(self._device))
         return float(self._process.memory_info().rss), math.nan

@@ -26,8 +26,8 @@ _KINDS = ("action", "reward", "observation")
 
 
 class FirstNonFinite(NamedTuple):
-    """Location of the first non-finite value of an iteration's rollout: kind of value, lane and tick, and the number of
-    lanes with one.
+    """Location of the first NaN or infinite value in an iteration's rollout: kind of value, lane and step, and the
+    number of lanes with one.
     """
 
     kind: str  # "action" comes from the policy, "reward" and "observation" from the environment
@@ -37,8 +37,8 @@ class FirstNonFinite(NamedTuple):
     lanes: int  # number of lanes with a non-finite value in this iteration
 
     def sentence(self, began: int, lanes: int) -> str:
-        """Describe the value, its lane and its environment step in a sentence. `began` is the number of environment
-        steps before the iteration, `lanes` the number of lanes of all ranks.
+        """Describe the non-finite value, its lane and its environment step in a sentence. `began` is the number of
+        environment steps before the iteration, `lanes` the number of lanes of all ranks.
         """
         what = "the policy's action was" if self.kind == "action" else f"the environment's {self.kind} was"
         others = f" (and in {self.lanes - 1:,} other lanes of {lanes:,} in this iteration)" if self.lanes > 1 else ""

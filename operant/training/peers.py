@@ -65,7 +65,9 @@ class _Wire:
         self.opened_s = self._looked_s = time.monotonic()
 
     def send(self, **message: Any) -> None:
-        """Send a message with these fields. A closed connection is not an error here; `read` notices it."""
+        """Send a message with these fields to the other end. A closed connection is not an error here; `read` notices
+        it.
+        """
         with self._lock, contextlib.suppress(OSError):
             self.socket.sendall(json.dumps(message).encode() + b"\n")
 
@@ -88,7 +90,7 @@ class _Wire:
         return messages if all(isinstance(message, dict) for message in messages) else None
 
     def silent_s(self) -> float:
-        """Seconds since data was last received, without time in which this process was suspended.
+        """Seconds since the other end last sent something, without time in which this process was suspended.
 
         Call it every tick: each call adds at most two ticks.
         """
@@ -98,7 +100,7 @@ class _Wire:
         return self._silent_s
 
     def close(self) -> None:
-        """Shut down and close the connection."""
+        """Shut down and close the connection to the other rank."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
@@ -224,7 +226,7 @@ class Leader:
                 self._refuse(wire)
 
     def _accept(self) -> None:
-        """Accept a connection, which has not identified itself as a rank yet."""
+        """Accept the connection of another process, which has not identified itself as a rank yet."""
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
             connection.settimeout(None)
@@ -236,15 +238,15 @@ class Leader:
             self._refuse(self._strangers[0])
 
     def _refuse(self, wire: _Wire) -> None:
-        """Close a connection that has not been admitted as a rank."""
+        """Close the connection of a process that has not been admitted as a rank."""
         self._strangers.remove(wire)
         self._selector.unregister(wire.socket)
         wire.left = True
         wire.close()
 
     def _handle(self, wire: _Wire) -> None:
-        """Read a connection: admit a new rank, store the metrics of a heartbeat, pass on a stop signal, or report the
-        rank lost.
+        """Read the connection of another rank: admit a new rank, store the metrics of a heartbeat, pass on a stop
+        signal, or report the rank lost.
         """
         messages = wire.read()
         if messages is None and wire.rank < 0:
@@ -366,7 +368,7 @@ class Follower:
         return self._commands.get()
 
     def ask_stop(self, name: str) -> None:
-        """Report a signal by `name` to rank 0, which then stops the run."""
+        """Report the signal `name`, which this rank received, to rank 0, which then stops the run."""
         self._wire.send(stop=name)
 
     def fail(self, message: str, code: int) -> None:
@@ -376,7 +378,7 @@ class Follower:
         self._wire.close()
 
     def leave(self) -> None:
-        """Close the connection: the work is done."""
+        """Close this rank's connection to rank 0: the work is done."""
         self._over = True
         self._wire.close()
 

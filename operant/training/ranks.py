@@ -37,7 +37,7 @@ class Placement(NamedTuple):
 
     @property
     def multi_node(self) -> bool:
-        """Whether ranks run on several hosts."""
+        """Whether the run's ranks (processes) are on several hosts."""
         return self.local_ranks != self.ranks
 
 
@@ -71,7 +71,7 @@ def placement(environment: Mapping[str, str]) -> Placement:
 
 
 def require_first_start(folder: Path, document: Mapping[str, object], environment: Mapping[str, str]) -> None:
-    """Check that a launcher starts the ranks of a run for the first time. Raises UsageError if it restarts a run that
+    """Check that the ranks of a run are started for the first time. Raises UsageError if a launcher restarts a run that
     has already trained, which would begin again.
     """
     restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")

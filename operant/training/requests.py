@@ -57,7 +57,9 @@ class SignalThread:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop this thread after all received signals are delivered. Called by the main thread only."""
+        """Stop the thread that receives signals, after all received signals are delivered. Called by the main thread
+        only.
+        """
         signal.set_wakeup_fd(self._before)
         os.close(self._sink)
         self._thread.join()
@@ -157,7 +159,9 @@ class Requests:
             sys.exit(StoppedError.exit_code)
 
     def restore(self) -> None:
-        """Restore the previous signal handlers and release the trainer, in a process that continues after the run."""
+        """Restore the signal handlers that were replaced and release the trainer, in a process that continues after the
+        run.
+        """
         self.reporter = None
         if self._signals is not None:
             self._signals.close()
@@ -212,7 +216,7 @@ class Requests:
 
     @property
     def began(self) -> bool:
-        """Whether training has begun, that is, `begin` was called."""
+        """Whether training has begun, so that a stop waits for the end of an iteration."""
         return not self._starting
 
     @property
@@ -258,8 +262,8 @@ class Requests:
     # ANSWERING
 
     def take(self, verb: str) -> list[Request]:
-        """Remove and return all pending requests of a verb ("checkpoint", "pause", ...). The caller answers them with
-        `answer_all`.
+        """Remove and return all pending requests of the kind `verb` ("checkpoint", "pause", ...). The caller answers
+        them with `answer_all`.
         """
         with self._lock:
             return self._unanswered.pop(verb, [])
@@ -272,8 +276,8 @@ class Requests:
         self.answered.set()
 
     def answer(self, verb: str, result: str, text: str) -> None:
-        """Answer all pending requests of a verb ("stop", "pause", ...) with a `result` of control.RESULTS and the
-        sentence `text`.
+        """Answer all pending requests of the kind `verb` ("stop", "pause", ...) with a `result` of control.RESULTS and
+        the sentence `text`.
         """
         self.answer_all(self.take(verb), result, text)
 
@@ -296,7 +300,7 @@ class Reporter(Protocol):
     """Interface through which the request threads reach the trainer's log, events and state."""
 
     def say(self, text: str, *, level: str = "info", code: str = "note") -> None:
-        """Write a line to the log and to the run's events."""
+        """Write a line to the run's log and to its events."""
 
     def announce_stop(self) -> None:
         """Announce that the run stops after its current iteration."""
@@ -305,8 +309,8 @@ class Reporter(Protocol):
         """Announce that the process exits immediately with this code, without a checkpoint."""
 
     def watch(self, mode: str, size: int, until_s: float) -> None:
-        """Request live frames until `until_s` (`time.monotonic`): `mode` is "greedy" or "sampled", `size` the side in
-        pixels.
+        """Ask for live frames of the agent until `until_s` (`time.monotonic`), for a viewer: `mode` is "greedy" or
+        "sampled", `size` the side in pixels.
         """
 
     def acknowledge(self, sequence: int, result: int) -> None:
@@ -341,7 +345,7 @@ class RequestThread:
         self._write_answers()
 
     def _run(self) -> None:
-        """Accept requests and write answers until the end; body of the thread."""
+        """Accept request files and write answers until the run ends; body of the thread."""
         while not self._over:
             self._requests.answered.wait(_LOOK_S)
             self._requests.answered.clear()

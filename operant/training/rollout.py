@@ -11,7 +11,7 @@ from operant.worlds import Slot, World
 
 
 class Rollout:
-    """Stepping of a world's lanes by an actor over fixed buffers, so that a CUDA graph can capture a step.
+    """Stepper of a world's lanes by an actor, over fixed buffers, so that a CUDA graph can capture a step.
 
     `steps` is the largest number of steps between two calls of `draw`. `slot` holds the buffers of one step
     (observation, action, reward, ...); by default new ones.
@@ -30,7 +30,7 @@ class Rollout:
             state.copy_(first)
 
     def draw(self) -> None:
-        """Fill the noise buffer for the next `steps` actions sampled by `choose`."""
+        """Fill the noise buffer with random numbers for the next `steps` actions sampled by `choose`."""
         self.world.noise(self._noise)
 
     @torch.no_grad()

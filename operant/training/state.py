@@ -102,7 +102,7 @@ class Snapshots:
 
     @property
     def cost_s(self) -> float:
-        """Seconds that the last save took, without its replay."""
+        """Seconds that saving the last checkpoint took, without its replay."""
         return self._copied_s + self._store.write_s
 
     def save(
@@ -149,7 +149,7 @@ class Snapshots:
         )
 
     def _is_time(self) -> bool:
-        """Whether a replay may be saved now. Training waits for it, which may cost at most a twentieth of the time
+        """Whether the replay may be saved now. Training waits for that, which may cost at most a twentieth of the time
         since the last save.
         """
         return self._every_time or self._paused_s <= AUTO_TIME_SHARE * (time.monotonic() - self._saved_s)

@@ -41,8 +41,8 @@ class Outcome(NamedTuple):
     reached: bool = False
 
     def document(self, target: float | None) -> dict[str, Any]:
-        """Fields of this evaluation's line in evaluations.jsonl; a confirmation also records the evaluation that it
-        confirms.
+        """Make the fields of this evaluation's line in evaluations.jsonl. A confirmation also records the evaluation
+        that it confirms.
         """
         fields: dict[str, Any] = self.evaluation._asdict()
         if self.first is not None:
@@ -66,8 +66,8 @@ class TargetEvaluator:
         self.max_steps = self._first.max_steps
 
     def run(self, number: int, *, interrupted: Callable[[], bool] = lambda: False) -> Outcome | None:
-        """Play evaluation `number`, which determines its episodes, and a confirmation if it reaches the target. Returns
-        None once `interrupted`, polled every 32 steps, returns True.
+        """Play evaluation number `number`, which determines its episodes, and a confirmation if it reaches the target.
+        Returns None once `interrupted`, polled every 32 steps, returns True.
         """
         try:
             first = self._first.run(number, interrupted=interrupted)
@@ -134,7 +134,7 @@ def pooled(parts: Sequence[Evaluation]) -> Evaluation:
 
 
 def _next_lower_bound(evaluation: Evaluation) -> float:
-    """Return that another evaluation of equal size reaches with 97.5 % probability."""
+    """Mean return that another evaluation of equal size reaches with 97.5 % probability."""
     return evaluation.mean - _TWO_MEANS * (evaluation.ci95 or 0.0)
 
 

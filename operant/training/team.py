@@ -114,7 +114,7 @@ class Team:
         )
 
     def _missing(self) -> None:
-        """Check that no rank has exited before joining. Raises MachineError."""
+        """Check that no other rank (process) has exited before joining. Raises MachineError."""
         if ended := self._local_ranks.ended():
             raise MachineError(f"rank {ended[0]} ended before it had joined: {ended[1]}")
 
@@ -151,12 +151,12 @@ class Team:
 
     @property
     def single(self) -> bool:
-        """Whether the run has one rank."""
+        """Whether the run has only one rank (process)."""
         return self._leader is None
 
     @property
     def rank_metrics(self) -> dict[int, dict[str, float]]:
-        """Newest metrics of the other ranks, by rank."""
+        """Newest metrics that the other ranks reported, by rank."""
         return {} if self._leader is None else self._leader.rank_metrics
 
     # END

@@ -32,8 +32,9 @@ class Slot(NamedTuple):
 
 
 def make_slot(env: Env, lanes: int, device: torch.device, steps: int | None, window: int, *, finals: bool) -> Slot:
-    """Allocate a `Slot` for one step of `lanes` lanes, or for `steps` = T steps with a leading T (observations and
-    legal actions T + 1). Final observations have a leading T / `window`, rounded up; they are None without `finals`.
+    """Allocate a `Slot`, the tensors of actions, observations, rewards and ends: for one step of `lanes` lanes, or for
+    `steps` = T steps with a leading T (observations and legal actions T + 1). Final observations have a leading T /
+    `window`, rounded up; they are None without `finals`.
     """
     N = lanes
     T = () if steps is None else (steps,)
@@ -75,15 +76,15 @@ class World(Protocol):
 
     @property
     def spec(self) -> Env:
-        """Declaration of the environment."""
+        """Declaration of the environment whose lanes this world steps."""
 
     @property
     def count(self) -> int:
-        """Number of lanes, N."""
+        """Number of lanes (parallel copies of the environment), N."""
 
     @property
     def device(self) -> torch.device:
-        """Device of the slots' buffers."""
+        """Device of the tensors in slots (buffers of a step)."""
 
     @property
     def capturable(self) -> bool:
@@ -117,23 +118,27 @@ class World(Protocol):
         """
 
     def bind(self, slot: Slot, step: int | None = None) -> Slot:
-        """Convert a slot to the form that `reset` and `step` take: with `step` = t one step of a rollout's slot (t = -1
-        for `reset`), without it a slot of one step.
+        """Convert a slot (buffers of steps) to the form that `reset` and `step` take. With `step` = t it is one step of
+        a rollout's slot (t = -1 for `reset`), without it a slot of one step.
         """
 
     def reset(self, slot: Slot) -> None:
-        """Reset every lane and write the first observations to a bound slot. Counts as one tick of the clock."""
+        """Reset every lane and write the first observations to `slot`, which `bind` has converted. Counts as one tick
+        of the world's clock.
+        """
 
     def step(self, slot: Slot, offset: int = 0) -> None:
-        """Step every lane: read actions from the bound slot and write the outcome to it. `offset` is the number of
-        steps since the last `advance`, which moves the clock.
+        """Step every lane: read the actions in `slot`, which `bind` has converted, and write observations, rewards and
+        ends to it. `offset` is the number of steps since the last `advance`, which moves the world's clock.
         """
 
     def advance(self, steps: int) -> None:
-        """Advance the clock by the number of steps taken since the last call."""
+        """Advance the world's clock by the number of steps taken since the last call."""
 
     def seek(self, tick: int) -> None:
-        """Set the clock to `tick`. The same actions from the same state then give the same steps."""
+        """Set the world's clock, which keys the random numbers, to `tick`. The same actions from the same state then
+        give the same steps.
+        """
 
     def noise(self, out: torch.Tensor, purpose: int = rng.ACTION) -> None:
         """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps, keyed by
@@ -141,8 +146,8 @@ class World(Protocol):
         """
 
     def episode_sums(self, slot: Slot) -> torch.Tensor:
-        """Sums over the episodes that ended in the steps of an unbound slot, (3 + K) float64: number, length and
-        return, then K tallies (the environment's own statistics). The slot must hold all steps since the last call.
+        """Sums over the episodes that ended in the steps of `slot`, (3 + K) float64: number, length and return, then K
+        tallies (the environment's own statistics). The slot must hold all steps since the last call.
         """
 
     @property
@@ -156,7 +161,7 @@ class World(Protocol):
         """
 
     def restored(self) -> None:
-        """Apply new values of the tensors that `state` returned; called after each restore from a checkpoint."""
+        """Apply new values of the tensors that `state` returned. Called after each restore from a checkpoint."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Tensors that a resumed run needs to continue bit for bit, by name."""
+        """Tensors of the world, by name, that a resumed run needs to continue bit for bit."""

@@ -65,7 +65,7 @@ def rollout_actions(
 
 
 class Call(NamedTuple):
-    """Arguments of a launch: a kernel body and the two named tuples of tensors that it takes."""
+    """Arguments of a kernel launch: the kernel's body and the two named tuples of tensors that it takes."""
 
     body: Callable[..., Any]
     first: Any
@@ -133,12 +133,14 @@ class BoundsChecked:
         return group
 
     def compile(self) -> None:
-        """Compile reset, step and shader with bounds checks. Raises numba's errors."""
+        """Compile the environment's reset, step and pixel shader with bounds checks. Raises numba's errors."""
         for name, call in self.calls.items():
             self._shells[name].compile(signature(call.first, call.second))
 
     def run(self, name: str) -> None:
-        """Run "reset" or "step" once for every lane. Raises IndexError and whatever the author's code raises."""
+        """Call the environment's compiled function `name` ("reset" or "step") once for every lane. Raises IndexError
+        and whatever the author's code raises.
+        """
         self._run(name, self.count)
         self.lanes.tick.add_(1)
         if name == "step":
@@ -194,8 +196,8 @@ class BoundsChecked:
 
 
 def _checked_shell(body: Callable[..., Any]) -> Any:
-    """Make a numba function `(count, lanes, slot, offset)`, not yet compiled, that calls `body` for each index with
-    bounds checks.
+    """Make a numba function `(count, lanes, slot, offset)`, not yet compiled, that calls the kernel body `body` for
+    each index below `count` with bounds checks.
     """
 
     @njit(boundscheck=True, error_model="numpy")
@@ -207,7 +209,9 @@ def _checked_shell(body: Callable[..., Any]) -> Any:
 
 
 def _colour_body(env: Env, params: Any) -> Callable[..., Any]:
-    """Make the kernel body that writes the colour of pixel i, of all N * H * W, unquantised to `Colours`."""
+    """Make the kernel body that computes the colour of pixel i, of all N * H * W, by an environment's pixel shader and
+    writes it, unquantised, to `Colours`.
+    """
     colour = colour_function(env, params)
 
     @device
@@ -272,8 +276,8 @@ def index_error(env: Env, params: Any) -> str | None:
 
 
 def place_of(env: Env, error: IndexError) -> str | None:
-    """Describe where in the author's file `error` was raised: the source line and the message; None if the traceback
-    has no line of that file.
+    """Describe where in the environment author's file `error` was raised: the source line and the message; None if the
+    traceback has no line of that file.
     """
     trace, line = error.__traceback__, 0
     while trace is not None:

@@ -93,14 +93,16 @@ class BridgedWorld(BufferedWorld):
         )
 
     def _lane_major(self, block: Tensor) -> Tensor:
-        """Copy a host block to lane-major layout, pinned if the world is, and return its field-major view (..., n)."""
+        """Copy a host tensor (k, n) to lane-major memory, pinned if the world is, and return the copy as a view
+        (k, n).
+        """
         rows = block.t().contiguous() if block.ndim == 2 else block
         rows = rows.pin_memory() if self.pinned else rows
         return rows.t() if block.ndim == 2 else rows
 
     def _allocate_staging(self, slot: Slot) -> Slot:
-        """Allocate device copies of each buffer's host blocks and append them to `_staging` and `_actions`; returns
-        `slot` unchanged.
+        """Allocate device copies of the host tensors in `slot` for each buffer (range of lanes), and append them to
+        `_staging` and `_actions`; returns `slot` unchanged.
         """
         on_device = {name: block for name in COPIED_FIELDS if (block := getattr(slot, name)) is not None}
         device_blocks = (
@@ -126,7 +128,9 @@ class BridgedWorld(BufferedWorld):
 
     @contextlib.contextmanager
     def stepping(self, steps: int) -> Iterator[None]:
-        """Context in which the thread pool runs: every buffer must be stepped `steps` times within it."""
+        """Context in which the world's thread pool runs. Every buffer (range of lanes) must be stepped `steps` times
+        within it.
+        """
         with contextlib.nullcontext() if self._pool is None else self._pool.session(steps * len(self.buffers)):
             yield
 
@@ -157,7 +161,9 @@ class BridgedWorld(BufferedWorld):
     # CLOCK
 
     def advance(self, steps: int) -> None:
-        """Advance the clock by the steps taken with offsets 0 ... steps - 1."""
+        """Advance the world's clock by the number of steps taken since the last call, and add up the results of ended
+        episodes.
+        """
         super().advance(steps)
         self._world.advance(steps)
         lanes = self._world.bound  # with NumPy: waking torch's threads takes longer than the sums
@@ -167,7 +173,9 @@ class BridgedWorld(BufferedWorld):
             lanes.finished[:] = 0
 
     def seek(self, tick: int) -> None:
-        """Set the clock to `tick`: equal actions then give equal steps."""
+        """Set the world's clock, which keys the random numbers, to `tick`. The same actions from the same state then
+        give the same steps.
+        """
         super().seek(tick)
         self._world.seek(tick)
 
@@ -189,9 +197,9 @@ class BridgedWorld(BufferedWorld):
         return self._world.running_tallies.to(self.device)
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors that a resumed run needs, by name. They do not depend on the number of buffers."""
+        """Tensors of the world, by name, that a resumed run needs. They do not depend on the number of buffers."""
         return {**self._world.state(), "tick": self._tick, "carried": self._carried}
 
     def restored(self) -> None:
-        """Apply new values of the tensors that `state` returned: set the inner world's clock."""
+        """Apply new values of the tensors that `state` returned: set the clock of the inner world."""
         self._world.seek(int(self._tick))  # sync: once in a run

@@ -77,21 +77,21 @@ class BufferedWorld:
         return make_slot(self.spec, self.count, self.device, steps, self.final_window, finals=self._finals)
 
     def bind(self, slot: Slot, step: int | None = None) -> Slot:
-        """Convert a slot to the form that `reset` and `step` take: with `step` = t one step of a rollout's slot (t = -1
-        for `reset`), without it a slot of one step.
+        """Convert a slot (tensors of steps) to the form that `reset` and `step` take. With `step` = t it is one step of
+        a rollout's slot (t = -1 for `reset`), without it a slot of one step.
         """
         return slot if step is None else step_slot(slot, step, self.final_window)
 
     def reset(self, slot: Slot) -> None:
-        """Reset every lane and write the first observations. Counts as one tick of the clock."""
+        """Reset every lane and write the first observations to `slot`. Counts as one tick of the world's clock."""
         self._reset()
         for k in range(len(self.buffers)):
             self._copy_outcome(k, slot, ("observation", "legal"))
         self._tick.add_(1)
 
     def step(self, slot: Slot, offset: int = 0) -> None:
-        """Step every lane: read actions from the bound slot and write the outcome to it. `offset` is the number of
-        steps since the last `advance`, which moves the clock.
+        """Step every lane: read the actions in `slot` and write observations, rewards and ends to it. `offset` is the
+        number of steps since the last `advance`, which moves the world's clock.
         """
         count, late = len(self.buffers), len(self.buffers) if self.late else 0
         for k in range(count):
@@ -180,7 +180,7 @@ class BufferedWorld:
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Context whose duration is added to `part` of a step, a key of `seconds`."""
+        """Context whose duration is added to the time spent in `part` of a step, a key of `seconds`."""
         began_s = time.perf_counter()
         yield
         self._spent[part] += time.perf_counter() - began_s
@@ -194,7 +194,7 @@ class BufferedWorld:
 
     @contextlib.contextmanager
     def stepping(self, steps: int) -> Iterator[None]:
-        """Context in which every buffer may be stepped `steps` times."""
+        """Context in which every buffer (range of lanes) may be stepped `steps` times."""
         yield
 
     # IMPLEMENTED BY A SUBCLASS
@@ -214,7 +214,7 @@ class BufferedWorld:
         raise NotImplementedError
 
     def _step_piece(self) -> bool:
-        """Step part of a buffer that other threads are stepping. Returns False if nothing was left to do."""
+        """Step some lanes of a buffer that other threads are stepping. Returns False if nothing was left to do."""
         return False
 
     def _finish(self, k: int) -> None:
@@ -235,11 +235,13 @@ class BufferedWorld:
     # CLOCK
 
     def advance(self, steps: int) -> None:
-        """Advance the clock by the number of steps taken since the last call."""
+        """Advance the world's clock by the number of steps taken since the last call."""
         self._tick.add_(steps)
 
     def seek(self, tick: int) -> None:
-        """Set the clock to `tick`. The same actions from the same state then give the same steps."""
+        """Set the world's clock, which keys the random numbers, to `tick`. The same actions from the same state then
+        give the same steps.
+        """
         self._tick.fill_(tick)
 
     def noise(self, out: Tensor, purpose: int = rng.ACTION) -> None:
@@ -267,8 +269,8 @@ class BufferedWorld:
         return torch.zeros(len(self.spec.tally), self.count, device=self.device)
 
     def state(self) -> dict[str, Any]:
-        """Tensors that a resumed run needs, by name."""
+        """Tensors of the world, by name, that a resumed run needs."""
         return {"tick": self._tick}
 
     def restored(self) -> None:
-        """Do nothing: `state` returns the tensors in use."""
+        """Do nothing: `state` returns the tensors in use, so new values in them apply at once."""

@@ -192,8 +192,8 @@ class DeviceWorld:
         return make_slot(self.spec, self.count, self.device, steps, self.final_window, finals=self._has_finals)
 
     def bind(self, slot: Slot, step: int | None = None) -> Slot:
-        """Convert a slot to the form that `step` takes: with `step` = t one step of a rollout's slot, which writes
-        observation and legal actions t + 1; without it a slot of one step.
+        """Convert a slot (tensors of steps) to kernel arguments, the form that `step` takes. With `step` = t it is one
+        step of a rollout's slot, which writes observation and legal actions t + 1; without it a slot of one step.
 
         Step -1 of a rollout is for `reset`, which writes those of step 0.
         """
@@ -216,15 +216,17 @@ class DeviceWorld:
         )
 
     def reset(self, slot: Slot) -> None:
-        """Reset every lane and write the first observations to a bound slot. Counts as one tick of the clock."""
+        """Reset every lane and write the first observations to `slot`, which `bind` has converted. Counts as one tick
+        of the world's clock.
+        """
         self._kernels.reset(self.count, self._bound, slot)
         self._launch_observer(self._kernels.show, slot)
         self.lanes.tick.add_(1)
         self._carried.zero_()
 
     def step(self, slot: Slot, offset: int = 0) -> None:
-        """Step every lane: read actions from a bound slot, and write the outcome to it. `offset` counts the steps since
-        the last `advance`, which moves the clock.
+        """Step every lane: read the actions in `slot`, which `bind` has converted, and write observations, rewards and
+        ends to it. `offset` is the number of steps since the last `advance`, which moves the world's clock.
         """
         kernels = self._kernels
         kernels.step(self.count, self._bound, slot, offset)
@@ -246,15 +248,17 @@ class DeviceWorld:
 
     @property
     def bound(self) -> Lanes:
-        """State of all lanes as kernel arguments, the first argument of `whole_step`."""
+        """State of all lanes as kernel arguments, the first argument of the kernel `whole_step`."""
         return self._bound
 
     def advance(self, steps: int) -> None:
-        """Advance the clock by the steps taken with offsets 0 ... steps - 1."""
+        """Advance the world's clock by the number of steps taken since the last call."""
         self.lanes.tick.add_(steps)
 
     def seek(self, tick: int) -> None:
-        """Set the clock to `tick`: equal actions then give equal steps."""
+        """Set the world's clock, which keys the random numbers, to `tick`. The same actions from the same state then
+        give the same steps.
+        """
         self.lanes.tick.fill_(tick)
 
     def noise(self, out: torch.Tensor, purpose: int = rng.ACTION) -> None:
@@ -264,8 +268,8 @@ class DeviceWorld:
         self._noise.fill(out, purpose)
 
     def episode_sums(self, slot: Slot) -> torch.Tensor:
-        """Sums over the episodes that ended in the steps of an unbound slot, (3 + K) float64: count, length, return, K
-        tallies. The slot must hold all steps since the last call.
+        """Sums over the episodes that ended in the steps of `slot`, (3 + K) float64: number, length and return, then K
+        tallies (the environment's own statistics). The slot must hold all steps since the last call.
 
         Sum over ended episodes = gain of all lanes + running sums before - running sums now. The order of additions is
         fixed.
@@ -289,7 +293,7 @@ class DeviceWorld:
         return torch.cat([sums, tallies])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Tensors that a resumed run needs to continue bit for bit, by name."""
+        """Tensors of the world, by name, that a resumed run needs to continue bit for bit."""
         left_out = ("workspace", "seed", "changing")
         tensors = {
             name: value
@@ -302,7 +306,7 @@ class DeviceWorld:
         return {**named, "carried": self._carried}
 
     def restored(self) -> None:
-        """Do nothing: `state` returns the tensors in use."""
+        """Do nothing: `state` returns the tensors in use, so new values in them apply at once."""
 
     @property
     def running_tallies(self) -> torch.Tensor:
@@ -311,8 +315,8 @@ class DeviceWorld:
 
     @property
     def ended_tallies(self) -> torch.Tensor | None:
-        """Sums of the tallies of each lane's episodes that ended since `episode_sums`, (K, N); None if the environment
-        has none.
+        """Tallies (the environment's own episode statistics) summed over the episodes that ended since the last
+        `episode_sums`, per lane (K, N); None if the environment has none.
         """
         return self.lanes.finished
 

@@ -11,8 +11,8 @@ from operant.host.image import LUMA, resize_weights
 
 
 class FrameStack:
-    """Preprocess frames of N lanes: raw rows of H x W x C bytes to stacked observations h x w x k x c, oldest frame
-    first.
+    """Preprocessor of frames of N lanes: grayscale, resize and stack raw frames (n, H x W x C bytes) to observations
+    (n, h x w x k x c), oldest frame first.
 
     At the start of an episode all k frames are its first. Only fixed tensors are used, so a CUDA graph can capture it.
     """

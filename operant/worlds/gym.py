@@ -260,8 +260,8 @@ class OperantVectorEnv(VectorEnv):
         )
 
     def action_masks(self) -> Any:
-        """Legal actions, (N, H) bool, as MaskablePPO of sb3-contrib expects. Raises UsageError if the environment
-        defines none.
+        """Masks of legal actions, (N, H) bool, in the form that MaskablePPO of sb3-contrib expects. Raises UsageError
+        if the environment defines none.
         """
         self._require_open()
         legal = self._slots[0][0].legal
@@ -293,7 +293,7 @@ class OperantVectorEnv(VectorEnv):
         return tallies
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Release the buffers of this vector environment."""
+        """Release the world and the buffers of this vector environment."""
         del self.world, self._slots
 
     def _require_open(self) -> None:
@@ -301,8 +301,8 @@ class OperantVectorEnv(VectorEnv):
             raise UsageError("this vector environment is closed: make another with make_vec")
 
     def _next_slot(self) -> tuple[Slot, Slot]:
-        """Swap the two slots and return the one for the next step, unbound and bound. The one swapped out keeps the
-        last step's results.
+        """Swap the two slots (buffers of a step) and return the one for the next step, unbound and bound to kernels.
+        The other keeps the last step's results.
         """
         self._slots.reverse()
         return self._slots[0]
@@ -341,7 +341,9 @@ class OperantVectorEnv(VectorEnv):
         return column
 
     def _numpy_info(self, slot: Slot, sums: _Ended, ended: np.ndarray) -> dict[str, Any]:
-        """Entries of ended episodes in `info`, as arrays; {} if no episode ended. `ended` is the mask of lanes, (N)."""
+        """Make the entries of `info` about ended episodes, as arrays; {} if no episode ended. `sums` are the episodes'
+        results, `ended` is the mask of lanes, (N).
+        """
         lanes = np.flatnonzero(ended)
         if not lanes.size:
             return {}
@@ -361,8 +363,8 @@ class OperantVectorEnv(VectorEnv):
         return _masked({"final_obs": final_obs, **info}, ended)
 
     def _torch_info(self, slot: Slot, sums: _Ended, ended: torch.Tensor) -> dict[str, Any]:
-        """Entries of ended episodes in `info`, as tensors. They always exist; `ended`, the mask of lanes (N), marks
-        where they hold.
+        """Make the entries of `info` about ended episodes, as tensors. They always exist; `ended`, the mask of lanes
+        (N), marks where they hold. `sums` are the episodes' results.
         """
         episode = {"r": torch.where(ended, sums.total, 0.0), "l": torch.where(ended, sums.length, 0).to(torch.int64)}
         tally = dict(zip(self.world.spec.tally, sums.tallies, strict=True))
@@ -373,7 +375,7 @@ class OperantVectorEnv(VectorEnv):
 
 
 def _masked(values: dict[str, Any], mask: Any) -> dict[str, Any]:
-    """Add a mask "_key" for every key of `values`, as Gymnasium does: the lanes in which its value holds."""
+    """Add an entry "_KEY" for every KEY of `values`: the mask of lanes in which its value holds, as Gymnasium does."""
     masked = {}
     for key, value in values.items():
         masked[key], masked[f"_{key}"] = value, mask
@@ -415,8 +417,8 @@ def _action_space(action: Any) -> gymnasium.Space[Any]:
 
 
 def _find_env(name: str) -> Env:
-    """Find an environment by name, Gymnasium id or path of a file. Raises UsageError, with the nearest name, if there
-    is none.
+    """Find an environment by name, Gymnasium id or path of a file. Raises UsageError, which suggests the nearest name,
+    if there is none.
     """
     try:
         return envs.find(name)
@@ -428,7 +430,7 @@ def _find_env(name: str) -> Env:
 
 
 def _with_pixels(env: Env, pixels: Any) -> Env:
-    """Copy of `env` with pixel observations of `pixels` x `pixels`. Raises UsageError for an invalid side or an
+    """Copy of `env` whose observations are pictures of `pixels` x `pixels`. Raises UsageError for an invalid side or an
     environment without pictures.
     """
     if not isinstance(pixels, int) or not 1 <= pixels <= 4096:

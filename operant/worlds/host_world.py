@@ -113,7 +113,7 @@ class HostWorld(BufferedWorld):
         return self._running
 
     def _reset(self) -> None:
-        """Reset every lane with its seed. Raises EnvironmentFailedError."""
+        """Reset every lane, each with its own seed. Raises EnvironmentFailedError."""
         steppers = self._running or self._start()
         steppers.blocks.seed[:] = lane_seeds(
             self._seed, self._stream, int(self._tick), self.count, self._lane0
@@ -260,7 +260,9 @@ class HostWorld(BufferedWorld):
     # CLOCK
 
     def advance(self, steps: int) -> None:
-        """Advance the clock by `steps`, and add the results of ended episodes to the sums for `episode_sums`."""
+        """Advance the world's clock by `steps`, and add the results of ended episodes to the sums for
+        `episode_sums`.
+        """
         super().advance(steps)
         if self._ended[:, 0].any():
             self._sums.add_(torch.from_numpy(self._ended.sum(axis=0)).to(self.device))
@@ -282,7 +284,7 @@ class HostWorld(BufferedWorld):
         return flat[:, : side * side * 3].reshape(self.count, side, side, 3)
 
     def close(self) -> None:
-        """End the worker processes."""
+        """End the worker processes of this world."""
         if self._running is not None:
             self._unpin()
             self.pinned = False

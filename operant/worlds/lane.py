@@ -59,7 +59,8 @@ def _no_op(lanes, i, slot, p):
 
 def _functions(env: Env, params: Any, changing: Sequence[str] = ()) -> _Functions:
     """Wrap an environment's functions so that they take (lanes, i, ...) instead of lane i's columns, whichever buffers
-    the environment declares. Parameters named in `changing` are read from `lanes.changing`.
+    the environment declares. Parameters named in `changing` are read from `lanes.changing`, memory that a schedule
+    updates.
     """
     reset_, step_ = env.reset, env.step
     if has_int_state(env):
@@ -91,8 +92,8 @@ def _functions(env: Env, params: Any, changing: Sequence[str] = ()) -> _Function
 
 
 def _read_changing(functions: _Functions, params: Any, changing: Sequence[str]) -> _Functions:
-    """Wrap functions so that the parameters named in `changing` are read from `lanes.changing` and the others stay
-    compile-time constants.
+    """Wrap an environment's functions so that the parameters named in `changing` are read from `lanes.changing`, memory
+    that a schedule updates; the others stay compile-time constants.
     """
     reset_, step_, write_observation_, write_final_, write_legal_, add_tallies = functions
     make_params, values = type(params), _params_reader(device_params(params), changing)
@@ -299,7 +300,7 @@ def _tally_adder(tallies: int) -> Any:
 
 @device
 def _key(lanes, i, offset, purpose):
-    """Random number key of lane i at tick `lanes.tick` + `offset`, for `rng.uniform` and its siblings; `purpose`
+    """Key of the random numbers of lane i at tick `lanes.tick` + `offset`, an argument of `rng.uniform`; `purpose`
     separates steps from resets.
     """
     tick = lanes.tick[0] + offset
@@ -317,9 +318,9 @@ def _key(lanes, i, offset, purpose):
 def step_body(
     env: Env, params: Any, every_final: bool = True, sharded: bool = False, changing: Sequence[str] = ()
 ) -> Any:
-    """Make the kernel body `(i, lanes, slot, offset)` that steps lane i and resets it if its episode ended (see the
-    module docstring). Without `every_final` no final observation of a terminated episode is written, because nothing
-    bootstraps from it. With `sharded` no observation is written: `shards_body` does that.
+    """Make the kernel body `(i, lanes, slot, offset)` that steps lane i of an environment and resets it if its episode
+    ended. Without `every_final` no final observation of a terminated episode is written, because nothing bootstraps
+    from it. With `sharded` no observation is written: `shards_body` does that.
 
     Parameters named in `changing` are read from `lanes.changing`; without any the code is unaffected. Scattered stores
     by single lanes cost a GPU far more than coalesced ones. Sums over ended episodes are therefore derived by

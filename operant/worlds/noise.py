@@ -28,7 +28,7 @@ class Clock(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Output of the noise kernel: the random buffer of a rollout."""
+    """Output of the noise kernel: the buffer of uniform random numbers of a rollout."""
 
     noise: Any  # (T, U, N) float32, written
 
@@ -66,13 +66,13 @@ class NoiseSource:
         self._fill, self._bound = kernel(noise_body, tick.device), functools.cache(self._bind)
 
     def fill(self, out: torch.Tensor, purpose: int = rng.ACTION) -> None:
-        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps, keyed by
-        (seed, lane, tick, purpose).
+        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane of a world and each of its next T steps,
+        keyed by (seed, lane, tick, purpose).
 
         `out` must be a long-lived buffer: its binding is cached.
         """
         self._fill(out.shape[2], *self._bound(out, purpose))
 
     def _bind(self, out: torch.Tensor, purpose: int) -> tuple[Clock, Noise]:
-        """Bind `out` and the world's clock with `purpose` as kernel arguments."""
+        """Convert `out` (T, U, N) and the world's clock, with `purpose`, to kernel arguments."""
         return bind(self._clock._replace(purpose=purpose)), bind(Noise(out))

@@ -30,8 +30,8 @@ class Painter:
         self._shader = _shader(world.spec, world.params, world.device)
 
     def bind(self, pixels: torch.Tensor) -> Canvas:
-        """Canvas that shades into a contiguous uint8 tensor (N, H, W, 3) on the world's device. Raises ValueError for
-        any other tensor.
+        """Make the canvas for a contiguous uint8 tensor (N, H, W, 3) on the world's device, to be shaded by calling the
+        painter. Raises ValueError for any other tensor.
         """
         if (
             pixels.dtype != torch.uint8

@@ -23,7 +23,7 @@ class Scene(NamedTuple):
 
 
 class Canvas(NamedTuple):
-    """Buffer of pictures that a shader writes."""
+    """Buffer of N pictures that a pixel shader writes, (N, H, W, 3) uint8."""
 
     pixels: Any  # (N, H, W, 3) uint8, written: RGB from the top row down; N * H * W < 2^32
 
@@ -78,7 +78,9 @@ def _paint_function(env: Env, params: Any) -> Any:
 
 
 def shade_body(env: Env, params: Any) -> Any:
-    """Make the kernel body `(i, scene, canvas, offset)` that shades pixel i, of all N * H * W, of a `Canvas`."""
+    """Make the kernel body `(i, scene, canvas, offset)` that computes the colour of pixel i, of all N * H * W, by an
+    environment's pixel shader and writes it to a `Canvas`.
+    """
     paint = _paint_function(env, params)
 
     @device
@@ -89,8 +91,8 @@ def shade_body(env: Env, params: Any) -> Any:
 
 
 def observe_body(env: Env, params: Any) -> Any:
-    """Make the kernel body `(i, scene, slot, offset)` that shades pixel i, of all N * H * W, of a slot's observations
-    (N, H, W, 3).
+    """Make the kernel body `(i, scene, slot, offset)` that computes the colour of pixel i, of all N * H * W, by an
+    environment's pixel shader and writes it to the observations (N, H, W, 3) of a slot.
     """
     paint = _paint_function(env, params)
 
@@ -102,8 +104,9 @@ def observe_body(env: Env, params: Any) -> Any:
 
 
 def observe_final_body(env: Env, params: Any, every_final: bool) -> Any:
-    """Make the kernel body `(i, scene, slot, offset)` that shades pixel i of the final observations (N, H, W, 3): in
-    truncated lanes only, or with `every_final` in all whose episode ended.
+    """Make the kernel body `(i, scene, slot, offset)` that computes the colour of pixel i by an environment's pixel
+    shader and writes it to the final observations (N, H, W, 3): in truncated lanes only, or with `every_final` in all
+    whose episode ended.
     """
     paint = _paint_function(env, params)
 

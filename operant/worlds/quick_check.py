@@ -135,8 +135,8 @@ def muted() -> Iterator[None]:
 
 
 def check_episodes_end(env: Env, steps: int, lanes: int) -> Iterator[Finding]:
-    """Yield a warning if the environment has no time limit. For the caller that saw no episode end within `steps` steps
-    of `lanes` lanes.
+    """Yield a warning if an environment has no time limit. The caller has seen no episode end within `steps` steps of
+    `lanes` lanes.
     """
     if env.time_limit is None:
         sentence = "returns are those of ended episodes: set time_limit, or let `step` return True as `terminated`"
@@ -149,7 +149,7 @@ def check_episodes_end(env: Env, steps: int, lanes: int) -> Iterator[Finding]:
 
 
 def check_indices(checked: BoundsChecked, steps: int) -> Finding:
-    """Check that every index of an environment's functions is in range, in `steps` steps with random and extreme
+    """Check that an environment's functions index only within their buffers, in `steps` steps with random and extreme
     actions.
     """
     name, generator = "keeps to its columns", np.random.default_rng(1)

@@ -24,7 +24,8 @@ except ImportError:
 
 
 class SB3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]  # Any where the package is missing
-    """`num_envs` lanes of an environment as a `stable_baselines3` VecEnv. Arguments: see `make_vec`.
+    """Stable-Baselines3 `VecEnv` over `num_envs` lanes (parallel copies) of an environment. The arguments are those of
+    `make_vec`.
 
     `infos[i]` of a lane whose episode ended holds "terminal_observation", "TimeLimit.truncated" and, as SB3's Monitor
     writes it, "episode" (r, l, t, and the environment's tallies). MaskablePPO of sb3-contrib finds the masks of legal
@@ -52,7 +53,9 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]  # Any where the p
         super().__init__(num_envs, self.vector.single_observation_space, self.vector.single_action_space)
 
     def reset(self) -> np.ndarray:
-        """Reset every lane, with the seed of the last call of `seed` if there was one; returns observations (N, O)."""
+        """Reset every lane, with the seed of the last call of `seed` if there was one; returns observations (N, O).
+        Raises UsageError if options were set.
+        """
         if any(self._options):
             raise UsageError("reset has no options here: call set_options() to clear them")
         observations, _ = self.vector.reset(seed=self._seeds[0])
@@ -90,8 +93,8 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]  # Any where the p
         self.vector.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Return attribute `attr_name` of the vector environment, once for each requested lane. Raises AttributeError
-        if there is none.
+        """Return attribute `attr_name` of the underlying vector environment, once for each lane in `indices`. Raises
+        AttributeError if there is none.
         """
         if attr_name == "action_masks" and not self.vector.world.spec.mask_size:
             raise AttributeError("this environment defines no legal actions")
@@ -106,8 +109,8 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]  # Any where the p
         )
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Return the masks (H) of each requested lane for the method "action_masks". Raises UsageError for any other
-        method.
+        """Return the masks of legal actions (H), one for each lane in `indices`, for the method "action_masks". Raises
+        UsageError for any other method.
         """
         if method_name == "action_masks":
             return list(self.vector.action_masks()[list(self._get_indices(indices))])

@@ -22,11 +22,13 @@ class Snapshot(NamedTuple):
 
     @classmethod
     def of(cls, world: DeviceWorld, slot: Slot) -> Snapshot:
-        """Take a snapshot of a world; `slot` is the unbound slot of its last step or reset."""
+        """Copy the state of a world's lanes before its next step or reset. `slot` is the unbound slot (buffers) of its
+        last step or reset.
+        """
         return cls(tuple(column.clone() for column in _lane_tensors(world)), slot)
 
     def restore(self, world: DeviceWorld, slot: Slot, lanes: torch.Tensor) -> None:
-        """Undo the step or reset that wrote `slot` in the lanes of the mask `lanes` (N) bool; their reward becomes 0
+        """Undo, in the lanes of the mask `lanes` (N) bool, the step or reset that wrote `slot`. Their reward becomes 0,
         and no end of an episode is reported.
         """
         for column, before in zip(_lane_tensors(world), self.columns, strict=True):

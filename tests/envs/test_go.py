@@ -247,7 +247,7 @@ class Board:
         return bool(rules.may_play(self.cells, self.size, row * self.size + column, SIGN[colour], forbidden))
 
     def area(self) -> int:
-        return int(rules.area(self.cells, self.workspace, self.size))
+        return int(rules.area_lead(self.cells, self.workspace, self.size))
 
     def drawing(self) -> str:
         marks = np.array([".", BLACK, WHITE])[np.sign(self.cells[: self.size**2])].reshape(self.size, self.size)

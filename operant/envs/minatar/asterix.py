@@ -88,7 +88,7 @@ def meet_item(rows, x, y):
 
 @device_call
 def move_items(rows):
-    """Move all enemies and gold by one cell; they leave the board at the sides."""
+    """Move all enemies and gold of Asterix by one cell; they leave the board at the sides."""
     for k in range(ROWS):
         item = whole(rows[k])
         if item != EMPTY:
@@ -98,7 +98,9 @@ def move_items(rows):
 
 @device_call
 def raise_difficulty(s):
-    """Advance the ramp timer; when it expires, shorten the intervals between spawns and between moves."""
+    """Count down the timer of the difficulty; when it expires, shorten the intervals between spawns and between
+    moves.
+    """
     spawn_every, move_every = s[SPAWN_EVERY], s[MOVE_EVERY]
     if spawn_every > float32(1.0) or move_every > float32(1.0):
         if s[RAMP] >= float32(0.0):

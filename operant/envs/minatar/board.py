@@ -15,7 +15,7 @@ FULL = (1 << SIDE) - 1  # mask of a full row
 
 @device
 def whole(number):
-    """Convert a state value to int32."""
+    """Convert a float32 value of the state to int32."""
     return int32(number)
 
 

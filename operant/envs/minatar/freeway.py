@@ -37,7 +37,7 @@ class Params(NamedTuple):
 
 @device_call
 def new_speeds(cars, key, first):
-    """Draw new speeds and directions for all cars, from draw number `first` of the key on."""
+    """Draw new speeds and directions for all cars of Freeway; `first` is the number of the first random draw."""
     for k in range(CARS):
         speed = 1 + integer(key, first + k, 5)
         cars[TIMER + k] = speed

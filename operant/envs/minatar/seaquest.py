@@ -161,8 +161,8 @@ def move_player(s, items, action):
 
 @device_call
 def find_item(items, first, count, cell, kind):
-    """Index of the oldest item of a list that lies in `cell`, or -1 if there is none. `kind` is SUBMARINE, or 0 for
-    fish, shots and divers.
+    """Index of the oldest item (packed object) that lies in `cell`, or -1 if there is none, in the list of `count`
+    items from items[first] on. `kind` is SUBMARINE, or 0 for fish, shots and divers.
     """
     for k in range(count):
         item = whole(items[first + k])
@@ -338,7 +338,7 @@ def step(s, items, workspace, action, p, key, tally):
 @device_call
 def row_of(items, first, count, row, behind, flag, value):
     """10-bit mask of the cells in row number `row` that contain an item of a list with `item & flag == value`, or with
-    `behind` the items' trails.
+    `behind` the trail of such an item. The list has `count` items from items[first] on.
     """
     mask = int32(0)
     for k in range(count):

@@ -56,7 +56,7 @@ def reset(s, rows, workspace, p, key):
 
 @device_call
 def count_cells(mask):
-    """Number of set cells of a mask (population count)."""
+    """Count the set bits of a 10-bit mask of cells."""
     mask, count = int32(mask), 0
     for column in range(SIDE):
         count += (mask >> column) & 1
@@ -75,7 +75,7 @@ def count_aliens(rows):
 
 @device_call
 def move_shots(rows):
-    """Move all shots by one cell: the cannon's up, the aliens' down."""
+    """Move all shots of Space Invaders by one cell: the cannon's up, the aliens' down."""
     for k in range(LAST):
         rows[UP + k] = rows[UP + k + 1]
         rows[DOWN + LAST - k] = rows[DOWN + LAST - k - 1]

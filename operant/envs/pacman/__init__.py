@@ -117,7 +117,9 @@ class Params(NamedTuple):
 
 @device_call
 def _with_mood(word, old, new):
-    """Change a ghost's mood to `new` in its packed word if it is `old`; returns the word."""
+    """Change the mood of a ghost, given by its packed word, from `old` to `new`; returns the word. A ghost with another
+    mood is unchanged.
+    """
     return word + (int32(new - old) << int32(12)) if mood_of(word) == old else word
 
 
@@ -334,7 +336,7 @@ def _observe_ghost(obs, at, word):
 
 @device
 def _observe_bits(obs, at, word, count):
-    """Write the lowest `count` bits of a word, one byte each, 0 or 255, from `at` on."""
+    """Write the lowest `count` bits of a word to the observation, one byte each, 0 or 255, from index `at` on."""
     for k in range(count):
         obs[at + k] = int32(255) * ((word >> int32(k)) & int32(1))
 

@@ -109,13 +109,13 @@ def mood_of(word):
 
 @device
 def across_of(heading):
-    """Change of column in a step with this heading: 1, -1 or 0."""
+    """Change of column when an actor moves one cell with this heading: 1, -1 or 0."""
     return (int32(2) - heading) * (heading & int32(1))
 
 
 @device
 def below_of(heading):
-    """Change of row in a step with this heading: 1, -1 or 0."""
+    """Change of row when an actor moves one cell with this heading: 1, -1 or 0."""
     return (heading - int32(1)) * (int32(1) - (heading & int32(1)))
 
 

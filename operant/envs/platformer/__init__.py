@@ -166,7 +166,7 @@ def _take_coin(cells, column, low, high):
 
 @device
 def _is_spiked(word, y):
-    """Whether feet at height y are inside the spikes of a column, given by its packed word."""
+    """Whether a player whose feet are at height y touches the spikes of a column of tiles, given by its packed word."""
     return has_spikes(word) and y < float32(ground_of(word)) + SPIKES
 
 
@@ -222,8 +222,8 @@ def step(s, cells, workspace, action, p, key, tally):
 
 @device
 def _observed_tile(word, row):
-    """Observed value of the tile in a row of a column, given by its packed word: 1 solid, 0.5 plank, -1 deadly,
-    else 0.
+    """Observed value of the tile in a row of a column of tiles, given by its packed word: 1 solid, 0.5 plank, -1
+    deadly, else 0.
     """
     deadly = row < 0 or (has_spikes(word) and row == ground_of(word))
     return (
@@ -239,7 +239,7 @@ def _observed_tile(word, row):
 
 @device
 def _landing_row(word, row):
-    """Row in which a fall from `row` ends in a column, given by its packed word; `row` itself if that tile is
+    """Row in which a fall from `row` ends in a column of tiles, given by its packed word; `row` itself if that tile is
     blocked.
     """
     floor = int32(ground_of(word) - (0 if has_spikes(word) else 1))

@@ -20,7 +20,7 @@ def _pick(word, n):
 
 @device
 def _fill(cells, column, count, word):
-    """Write `word` to `count` cells from `column` on; returns the column after them."""
+    """Write a column's packed word to `count` columns of the level from `column` on; returns the column after them."""
     for k in range(count):
         cells[column + k] = word
     return int32(column + count)

@@ -26,31 +26,31 @@ def column_word(ground, over, solid, spikes, coin):
 
 @device
 def ground_of(word):
-    """Height of the ground in a column's packed word; 0 for a pit."""
+    """Height of the ground in a packed column of tiles; 0 for a pit."""
     return int32(word & 15)
 
 
 @device
 def over_of(word):
-    """Row of the object above the ground in a column's packed word; 0 for none."""
+    """Row of the object above the ground in a packed column of tiles; 0 for none."""
     return int32((word >> 4) & 15)
 
 
 @device
 def is_block(word):
-    """Whether the object above the ground is a solid block rather than a plank, in a column's packed word."""
+    """Whether the object above the ground in a packed column of tiles is a solid block rather than a plank."""
     return ((word >> 8) & 1) == 1
 
 
 @device
 def has_spikes(word):
-    """Whether spikes stand on the ground, in a column's packed word."""
+    """Whether spikes stand on the ground in a packed column of tiles."""
     return ((word >> 9) & 1) == 1
 
 
 @device
 def coin_of(word):
-    """Row of the coin in a column's packed word; 0 for none."""
+    """Row of the coin in a packed column of tiles; 0 for none."""
     return int32((word >> 10) & 15)
 
 
@@ -62,20 +62,20 @@ def floor_of(height):
 
 @device
 def word_at(cells, column):
-    """Packed word of a column; a solid wall outside of the world."""
+    """Packed word of a column of tiles; a solid wall outside of the world."""
     return int32(cells[column]) if column >= 0 and column < cells.shape[0] else int32(WALL)
 
 
 @device
 def is_solid(word, row):
-    """Whether the tile in a row of a column, given by its packed word, is ground or a block."""
+    """Whether the tile in a row of a packed column of tiles is ground or a block."""
     ground = ground_of(word)
     return (row < ground and ground > 0) or (is_block(word) and row == over_of(word))
 
 
 @device
 def is_plank(word, row):
-    """Whether the tile in a row of a column, given by its packed word, is a plank."""
+    """Whether the tile in a row of a packed column of tiles is a plank."""
     return row == over_of(word) and row > 0 and not is_block(word)
 
 
