@@ -129,7 +129,7 @@ def names_of(run: Run, *, wait: bool) -> list[str]:
         stream.close()
 
 
-def _rows(chunk: Chunk, names: Sequence[str], clock: Clock) -> Iterator[list[Any]]:
+def _record_rows(chunk: Chunk, names: Sequence[str], clock: Clock) -> Iterator[list[Any]]:
     """Yield the records of a chunk as rows: the key columns, then the values of the metrics `names`, None where there
     is none.
     """
@@ -140,7 +140,7 @@ def _rows(chunk: Chunk, names: Sequence[str], clock: Clock) -> Iterator[list[Any
         yield [chunk.session, n, step, time_ns / 1e9, seconds, *values]
 
 
-def _new(chunk: Chunk, names: Sequence[str]) -> list[str]:
+def _new_metrics(chunk: Chunk, names: Sequence[str]) -> list[str]:
     """Names of metrics in a chunk of records that are not among `names`. A later session of a run may have more
     metrics.
     """
@@ -155,7 +155,7 @@ class CsvFile:
     def __init__(self, path: Path, names: Sequence[str], *, follow: bool) -> None:
         self.where, self._path, self._names, self._clock = str(path), path, list(names), Clock()
         self._temporary = path if follow else path.with_name(f".{path.name}-{os.getpid()}")
-        with _opening(self._temporary, path):
+        with _opening_file(self._temporary, path):
             self._file = self._temporary.open("w", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file)
         self._writer.writerow([*KEYS, *names])
@@ -164,14 +164,15 @@ class CsvFile:
         """Write the records of a chunk to the CSV file, a line each. Floats are written so that they read back
         exactly.
         """
-        if new := _new(chunk, self._names):
-            self._widen(new)
+        if new := _new_metrics(chunk, self._names):
+            self._add_columns(new)
         self._writer.writerows(
-            [("" if value is None else repr(value)) for value in row] for row in _rows(chunk, self._names, self._clock)
+            [("" if value is None else repr(value)) for value in row]
+            for row in _record_rows(chunk, self._names, self._clock)
         )
         self._file.flush()
 
-    def _widen(self, names: Sequence[str]) -> None:
+    def _add_columns(self, names: Sequence[str]) -> None:
         """Rewrite the CSV file with additional columns for the metrics `names`, empty so far. Raises MachineError for a
         pipe or a device, which cannot be rewritten.
         """
@@ -199,7 +200,7 @@ class CsvFile:
 
     def close(self, complete: bool) -> None:
         """Move the CSV file to its path if it is complete, else delete it."""
-        with _placing(self._temporary, self._path, complete):
+        with _finishing_file(self._temporary, self._path, complete):
             self._file.close()
 
 
@@ -215,7 +216,7 @@ class ParquetFile:
         self.where, self._path, self._names, self._arrow, self._parquet = str(path), path, list(names), pyarrow, parquet
         self._clock = Clock()
         self._temporary = path.with_name(f".{path.name}-{os.getpid()}")
-        with _opening(self._temporary, path):
+        with _opening_file(self._temporary, path):
             self._open()
 
     def _open(self) -> None:
@@ -235,7 +236,7 @@ class ParquetFile:
         """Write the records of a chunk to the Parquet file as one row group. A new metric rewrites the file with one
         more column.
         """
-        if new := _new(chunk, self._names):
+        if new := _new_metrics(chunk, self._names):
             self._writer.close()
             before = self._parquet.read_table(str(self._temporary))
             self._names += new
@@ -243,17 +244,17 @@ class ParquetFile:
             for name in new:
                 before = before.append_column(name, self._arrow.nulls(len(before), self._arrow.float64()))
             self._writer.write_table(before)
-        columns = zip(*_rows(chunk, self._names, self._clock), strict=True)
+        columns = zip(*_record_rows(chunk, self._names, self._clock), strict=True)
         self._writer.write_table(self._arrow.table([list(column) for column in columns], schema=self._schema))
 
     def close(self, complete: bool) -> None:
         """Move the Parquet file to its path if it is complete, else delete it."""
-        with _placing(self._temporary, self._path, complete):
+        with _finishing_file(self._temporary, self._path, complete):
             self._writer.close()
 
 
 @contextmanager
-def _placing(temporary: Path, path: Path, complete: bool) -> Iterator[None]:
+def _finishing_file(temporary: Path, path: Path, complete: bool) -> Iterator[None]:
     """Context that closes a temporary file, then moves it to its path if `complete`, else deletes it."""
     try:
         yield
@@ -265,7 +266,7 @@ def _placing(temporary: Path, path: Path, complete: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _opening(temporary: Path, path: Path) -> Iterator[None]:
+def _opening_file(temporary: Path, path: Path) -> Iterator[None]:
     """Context that converts an OSError of opening a temporary file to a MachineError."""
     try:
         yield

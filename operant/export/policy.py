@@ -111,9 +111,9 @@ def write(
             save(traced, actor, temporary, dict(about or {}))
             temporary.chmod(0o666 & ~_umask())
             run = load(temporary)
-            check = _check(actor, params, traced, run, steps)
+            check = _compare_with_actor(actor, params, traced, run, steps)
             if check.difference > TOLERANCE:
-                check = _check(actor, params, traced, run, steps, exact=True)
+                check = _compare_with_actor(actor, params, traced, run, steps, exact=True)
             within_rounding = (
                 check.file_rounding is not None
                 and check.actor_rounding is not None
@@ -177,7 +177,7 @@ def _quiet() -> Iterator[None]:
 
 def _save_onnx(traced: torch.export.ExportedProgram, actor: Actor, path: Path, about: dict[str, str]) -> None:
     """Write the traced policy as ONNX, with `about` as its metadata. Raises MachineError for a missing package."""
-    _require("onnx", "onnxscript", "onnxruntime")
+    _require_onnx("onnx", "onnxscript", "onnxruntime")
     inputs, outputs = names(actor)
     model = torch.onnx.export(
         traced, input_names=inputs, output_names=outputs, dynamo=True, verbose=False, external_data=False
@@ -211,7 +211,7 @@ def _save_numpy(traced: torch.export.ExportedProgram, actor: Actor, path: Path, 
     """Write the traced policy as a .npz file: its arrays and its operations. Raises OperantError for an unsupported
     operation.
     """
-    steps, arrays = _program(traced, actor)
+    steps, arrays = _operations(traced, actor)
     with path.open("wb") as file:
         np.savez(file, allow_pickle=False, **{program.PROGRAM: np.array(json.dumps(steps)), **arrays})
 
@@ -222,7 +222,7 @@ def _save_safetensors(traced: torch.export.ExportedProgram, actor: Actor, path: 
     """
     from safetensors.numpy import save_file
 
-    steps, arrays = _program(traced, actor)
+    steps, arrays = _operations(traced, actor)
     save_file(
         {name: np.ascontiguousarray(array) for name, array in arrays.items()},
         str(path),
@@ -263,7 +263,7 @@ def _umask() -> int:
     return mask
 
 
-def _require(*packages: str) -> None:
+def _require_onnx(*packages: str) -> None:
     """Check that the packages for ONNX are installed. Raises MachineError."""
     from importlib.util import find_spec
 
@@ -273,7 +273,7 @@ def _require(*packages: str) -> None:
         )
 
 
-def _program(traced: torch.export.ExportedProgram, actor: Actor) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def _operations(traced: torch.export.ExportedProgram, actor: Actor) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Convert a traced policy to a list of operations as JSON, for `operant.export.program`, and its arrays by name.
     Raises OperantError for an operation beyond those of dense networks and their memories.
     """
@@ -315,7 +315,7 @@ def _program(traced: torch.export.ExportedProgram, actor: Actor) -> tuple[dict[s
                     "name": node.name,
                     "op": op,
                     "args": encode(node.args),
-                    "kwargs": _named(node.kwargs, encode),
+                    "kwargs": _encode_kwargs(node.kwargs, encode),
                     "dtype": dtype,
                 }
             )
@@ -328,7 +328,7 @@ def _program(traced: torch.export.ExportedProgram, actor: Actor) -> tuple[dict[s
     return {"schema": 1, "inputs": names(actor)[0], "outputs": outputs, "state": state, "nodes": nodes}, arrays
 
 
-def _named(kwargs: Any, encode: Callable[[Any], Any]) -> dict[str, Any]:
+def _encode_kwargs(kwargs: Any, encode: Callable[[Any], Any]) -> dict[str, Any]:
     """Encode the keyword arguments of an operation that affect its result, without device and layout."""
     return {
         key: encode(value)
@@ -340,7 +340,7 @@ def _named(kwargs: Any, encode: Callable[[Any], Any]) -> dict[str, Any]:
 # CHECK
 
 
-class _Check(NamedTuple):
+class _Comparison(NamedTuple):
     """Differences between an exported file and its actor (see `Exported`)."""
 
     difference: float
@@ -357,7 +357,7 @@ class _Check(NamedTuple):
         )
 
 
-class _Graph(torch.fx.Interpreter):
+class _TracedPolicy(torch.fx.Interpreter):
     """Interpreter of the traced policy that records the scores (n, B) of every argmax. With `exact` it computes in
     float64.
     """
@@ -370,9 +370,9 @@ class _Graph(torch.fx.Interpreter):
     def outputs(self, arrays: Arrays) -> Arrays:
         """Run the exported policy's graph on arrays (B, ...) and return its outputs as arrays."""
         self.scores = []
-        return [part.numpy() for part in self.run(*(self._precise(torch.from_numpy(array)) for array in arrays))]
+        return [part.numpy() for part in self.run(*(self._to_float64(torch.from_numpy(array)) for array in arrays))]
 
-    def _precise(self, value: Any) -> Any:
+    def _to_float64(self, value: Any) -> Any:
         """Convert a float32 tensor or dtype to float64, if the interpreter is exact; return any other value
         unchanged.
         """
@@ -387,12 +387,12 @@ class _Graph(torch.fx.Interpreter):
         )
 
     def fetch_attr(self, target: str) -> Any:
-        return self._precise(super().fetch_attr(target))
+        return self._to_float64(super().fetch_attr(target))
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if "argmax" in str(target):
             self.scores.append(args[0])
-        return super().call_function(target, *(tree_map(self._precise, given) for given in (args, kwargs)))
+        return super().call_function(target, *(tree_map(self._to_float64, given) for given in (args, kwargs)))
 
     def gap(self, action: NDArray[Any]) -> NDArray[np.float64]:
         """Distance of the scores of actions (B, A) from the best scores, (B): the largest over the action's components,
@@ -415,9 +415,9 @@ def _difference(arrays: Arrays, others: Arrays) -> float:
     return max((float(np.nan_to_num(error, nan=np.inf).max(initial=0.0)) for error in errors), default=0.0)
 
 
-def _check(
+def _compare_with_actor(
     actor: Actor, params: Any, traced: torch.export.ExportedProgram, run: Runner, steps: int, *, exact: bool = False
-) -> _Check:
+) -> _Comparison:
     """Compare an exported file (`run`) with its actor on observations that the actor meets with sampled actions; with
     `exact` compare both also with float64.
 
@@ -426,16 +426,16 @@ def _check(
     """
     world = worlds.make(actor.env, LANES, seed=0, device=actor.device, params=params)
     slot, noise = world.slot(), torch.zeros(1, actor.noise_rows, LANES)
-    bound, graph, exact_graph = world.bind(slot), _Graph(traced), _Graph(traced, exact=True)
+    bound, graph, exact_graph = world.bind(slot), _TracedPolicy(traced), _TracedPolicy(traced, exact=True)
     initial = actor.initial_state(LANES)
-    state, file_state = initial, [_rows(part) for part in initial]
+    state, file_state = initial, [_batch_first(part) for part in initial]
     exact_state = file_state
     world.reset(bound)
     worst, ties, roundings, wrong = 0.0, 0, [0.0, 0.0], False
     for _ in range(steps):
-        inputs = [_rows(slot.observation), *([] if slot.legal is None else [_rows(slot.legal)])]
+        inputs = [_batch_first(slot.observation), *([] if slot.legal is None else [_batch_first(slot.legal)])]
         action, next_state = actor.act(slot.observation, state, None, slot.legal)
-        expected = [_rows(part) for part in (action, *next_state)]
+        expected = [_batch_first(part) for part in (action, *next_state)]
         outputs = run([*inputs, *file_state])
         ideal = exact_graph.outputs([*inputs, *exact_state]) if exact else expected
 
@@ -475,19 +475,21 @@ def _check(
         ended = (slot.terminated | slot.truncated).bool()
         state = tuple(torch.where(ended, begin, part) for begin, part in zip(initial, next_state, strict=True))
         file_state, exact_state = (
-            [_reset(ended, begin, part) for begin, part in zip(initial, new[1:], strict=True)]
+            [_reset_state(ended, begin, part) for begin, part in zip(initial, new[1:], strict=True)]
             for new in (outputs, ideal)
         )
     if not isinstance(world, worlds.DeviceWorld):
         world.close()
-    return _Check(worst, ties, *(roundings if exact and not wrong else ()))
+    return _Comparison(worst, ties, *(roundings if exact and not wrong else ()))
 
 
-def _reset(ended: Tensor, begin: Tensor, part: NDArray[Any]) -> NDArray[Any]:
+def _reset_state(ended: Tensor, begin: Tensor, part: NDArray[Any]) -> NDArray[Any]:
     """Copy a recurrent state (B, ...) and set it to `begin` in lanes whose episode has ended."""
-    return _rows(torch.where(ended, begin.to(torch.from_numpy(part).dtype), torch.from_numpy(part).movedim(0, -1)))
+    return _batch_first(
+        torch.where(ended, begin.to(torch.from_numpy(part).dtype), torch.from_numpy(part).movedim(0, -1))
+    )
 
 
-def _rows(tensor: Tensor) -> NDArray[Any]:
+def _batch_first(tensor: Tensor) -> NDArray[Any]:
     """Copy a tensor (..., B) to a contiguous array (B, ...)."""
     return tensor.movedim(-1, 0).contiguous().numpy()

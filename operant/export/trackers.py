@@ -41,7 +41,7 @@ def sink(what: str, run: Run, *, out: Path | None, project: str, offline: bool) 
     return MLflow(name, config, out=out, experiment=project)
 
 
-def _values(chunk: Chunk, row: int) -> dict[str, float]:
+def _record_values(chunk: Chunk, row: int) -> dict[str, float]:
     """Values of record number `row` of a chunk, by metric, without missing ones."""
     return {name: column[row] for name, column in chunk.columns.items() if not math.isnan(column[row])}
 
@@ -55,7 +55,7 @@ class TensorBoard:
 
         self.where, self._event, self._summary = str(folder), event_pb2.Event, summary_pb2.Summary
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
-        with _reached("TensorBoard", "--out names another folder"):
+        with _tracker_errors("TensorBoard", "--out names another folder"):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = (folder / name).open("wb")
             self._records = RecordWriter(self._file)
@@ -68,7 +68,9 @@ class TensorBoard:
     def add(self, chunk: Chunk) -> None:
         """Write the records of a chunk to the TensorBoard file, an event each, with its step and time."""
         for row, (step, time_ns) in enumerate(zip(chunk.step, chunk.realtime_ns, strict=True)):
-            values = [self._summary.Value(tag=name, simple_value=value) for name, value in _values(chunk, row).items()]
+            values = [
+                self._summary.Value(tag=name, simple_value=value) for name, value in _record_values(chunk, row).items()
+            ]
             self._write(self._event(wall_time=time_ns / 1e9, step=step, summary=self._summary(value=values)))
         self._file.flush()
 
@@ -87,7 +89,7 @@ class Wandb:
         import wandb
 
         folder = out or Path.cwd()
-        with _reached("Weights & Biases", "--offline stores the run in a folder, for `wandb sync` later"):
+        with _tracker_errors("Weights & Biases", "--offline stores the run in a folder, for `wandb sync` later"):
             folder.mkdir(parents=True, exist_ok=True)
             settings = wandb.Settings(x_disable_stats=True, x_disable_meta=True, console="off", silent=True)
             self._run = wandb.init(
@@ -105,7 +107,7 @@ class Wandb:
     def add(self, chunk: Chunk) -> None:
         """Log the records of a chunk to the run of Weights & Biases, each with its environment step and time."""
         for row, (step, time_ns) in enumerate(zip(chunk.step, chunk.realtime_ns, strict=True)):
-            self._run.log({**_values(chunk, row), "operant_step": step, "_timestamp": time_ns / 1e9})
+            self._run.log({**_record_values(chunk, row), "operant_step": step, "_timestamp": time_ns / 1e9})
 
     def close(self, complete: bool) -> None:
         """Finish the run of Weights & Biases, whether the export is `complete` or not, and wait for wandb's process."""
@@ -130,7 +132,7 @@ class MLflow:
             else os.environ.get("MLFLOW_TRACKING_URI") or (Path.cwd() / "mlruns").as_uri()
         )
         self.where, self._metric = uri, Metric
-        with _reached("MLflow"):
+        with _tracker_errors("MLflow"):
             self._client = MlflowClient(uri)
             existing = self._client.get_experiment_by_name(experiment)
             experiment_id = (
@@ -145,7 +147,7 @@ class MLflow:
         metrics = [
             self._metric(name, value, time_ns // 1_000_000, step)
             for row, (step, time_ns) in enumerate(zip(chunk.step, chunk.realtime_ns, strict=True))
-            for name, value in _values(chunk, row).items()
+            for name, value in _record_values(chunk, row).items()
         ]
         for start in range(0, len(metrics), _MLFLOW_BATCH):
             self._client.log_batch(self._id, metrics=metrics[start : start + _MLFLOW_BATCH])
@@ -156,7 +158,7 @@ class MLflow:
 
 
 @contextmanager
-def _reached(what: str, instead: str = "") -> Iterator[None]:
+def _tracker_errors(what: str, instead: str = "") -> Iterator[None]:
     """Context that converts any exception to a MachineError about the tracker `what`, and discards output to stdout.
     `instead` is advice to append.
     """

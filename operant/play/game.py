@@ -55,7 +55,7 @@ class Game:
             buttons, first_s=max(0.25, _SMALLEST_HOLD_STEPS / rate), again_s=max(0.12, _SMALLEST_HOLD_STEPS / rate)
         )
         self._board = BoardCursor.of(stage.env)
-        self._typed: str | None = "" if self._needs_number() else None  # digits of an action that has no key
+        self._typed: str | None = "" if self._types_numbers() else None  # digits of an action that has no key
         self._last: Action | None = None  # last action
         self._message = ""
         self._returns: list[float] = []
@@ -65,7 +65,7 @@ class Game:
         self._next_s = 0.0
         self.done = False
 
-    def _needs_number(self) -> bool:
+    def _types_numbers(self) -> bool:
         """Whether the player must type numbers of actions, because no key selects them."""
         action = self._stage.env.action
         return isinstance(action, Discrete) and self._board is None and not self._buttons.keys
@@ -76,14 +76,14 @@ class Game:
         return Score(self._returns, self._steps)
 
     @property
-    def _still(self) -> bool:
+    def _is_waiting(self) -> bool:
         """Whether the game is not advancing by itself, because it waits for a key."""
         return self._turns or self._waiting or self._paused or self._helping or bool(self._stage.ended[0])
 
     @property
     def due_s(self) -> float | None:
         """Time of the next step in real time, by `time.monotonic`; None while the game waits for a key."""
-        return None if self._still else self._next_s
+        return None if self._is_waiting else self._next_s
 
     def pause(self) -> None:
         """Pause a real-time game until a key is pressed. Does nothing if the game waits for a key anyway."""
@@ -102,7 +102,7 @@ class Game:
         if key in ("q", "esc") and not self._helping:
             self.done = True
             return
-        if self._still:
+        if self._is_waiting:
             self._next_s = now_s + 1.0 / self._rate
         if self._helping or self._paused:
             self._helping = self._paused = False
@@ -126,11 +126,11 @@ class Game:
             if not self._board.press(key) and (action := self._board.action(key)) is not None:
                 self._step(action)
         elif self._typed is not None:
-            self._type(key)
+            self._type_number(key)
         elif key in ("space", "enter") and (action := self._buttons.action([])) is not None:
             self._step(action)
 
-    def _type(self, key: str) -> None:
+    def _type_number(self, key: str) -> None:
         """Handle a key while the player types an action's number: digits, backspace, enter."""
         action = self._stage.env.action
         assert self._typed is not None and isinstance(action, Discrete)
@@ -158,7 +158,7 @@ class Game:
         take a legal one.
         """
         stage = self._stage
-        legal = self._legal(action) if action is not None else False
+        legal = self._is_legal(action) if action is not None else False
         if not legal:
             if action is not None:
                 self._message = f"{self._buttons.named(action)} is not legal now"
@@ -183,14 +183,14 @@ class Game:
         sizes = [action.n] if isinstance(action, Discrete) else list(action.n)
         return [torch.nonzero(legal).flatten().tolist() for legal in mask[:, 0].cpu().split(sizes)]
 
-    def _legal(self, action: Action) -> bool:
+    def _is_legal(self, action: Action) -> bool:
         """Whether an action is legal in the game's current state."""
         return all(int(value) in legal for value, legal in zip(action, self._legal_values(), strict=False))
 
     def _any_legal(self) -> Action:
         """Choose a legal action: rest, else the last action, else the first legal one."""
         for action in (self._buttons.action([]), self._last):
-            if action is not None and self._legal(action):
+            if action is not None and self._is_legal(action):
                 return action
         values = self._legal_values()
         return tuple(legal[0] for legal in values) if values else (0,) * self._stage.env.action_size
@@ -206,7 +206,7 @@ class Game:
         box: Sequence[str] = ()
         mark = None
         if self._helping:
-            box = self._help()
+            box = self._help_lines()
         elif stage.ended[0]:
             how = "game over" if stage.terminated[0] else "time limit"
             box = (
@@ -221,9 +221,9 @@ class Game:
             # Points are intersections of lines, with a margin of half a square; see `BoardCursor`.
             cell = 1.0 / (self._board.side + 1)
             mark = ((self._board.column + 1) * cell, (self._board.row + 1) * cell, 0.5 * cell)
-        return ScreenText(score, self._message or self._prompt(), box, mark)
+        return ScreenText(score, self._message or self._bottom_line(), box, mark)
 
-    def _prompt(self) -> str:
+    def _bottom_line(self) -> str:
         """Compose the bottom line of the screen, shown unless there is a message."""
         if self._helping:
             return f"{self._title}   any key closes the list of keys"
@@ -237,7 +237,7 @@ class Game:
             return f"{self._title}   action {self._typed}_   type a number and press enter, ? keys, q quits"
         return f"{self._title}   ? keys, p pause, r restart, q quit"
 
-    def _help(self) -> list[str]:
+    def _help_lines(self) -> list[str]:
         """Compose the lines of the help: keys and their meaning."""
         env = self._stage.env
         if self._board is not None and self._turns:

@@ -34,7 +34,7 @@ def background_of(pixels: bytes, width: int, height: int) -> bytes:
 
 
 @functools.lru_cache(16384)
-def _cell(upper: bytes, lower: bytes, style: Style, background: bytes) -> Cell:
+def _make_cell(upper: bytes, lower: bytes, style: Style, background: bytes) -> Cell:
     """Make the terminal cell that shows two pixels, one above the other. `background` is the picture's background
     colour.
     """
@@ -69,7 +69,7 @@ def cells_of(pixels: bytes, width: int, height: int, style: Style) -> Rows:
         pair = pixels[first : first + 2 * row]
         if pair not in known:
             known[pair] = [
-                _cell(pair[k : k + 3], pair[row + k : row + k + 3], style, background) for k in range(0, row, 3)
+                _make_cell(pair[k : k + 3], pair[row + k : row + k + 3], style, background) for k in range(0, row, 3)
             ]
         rows.append(known[pair])
     return rows

@@ -134,9 +134,9 @@ class KeyBindings:
             if key not in _NAMED_KEYS and not (len(key) == 1 and "!" <= key <= "~"):
                 named = ", ".join(sorted(name for name in _NAMED_KEYS if len(name) > 1))
                 raise UsageError(f"--keys: {safe(key, 40)!r} is not a key; use a character or one of {named}")
-            self.keys[key] = self._word(meaning)
+            self.keys[key] = self._parse_action(meaning)
 
-    def _word(self, meaning: str) -> str:
+    def _parse_action(self, meaning: str) -> str:
         """Convert an action as written in `--keys` to the word that selects it. Raises UsageError."""
         action = self.env.action
         if isinstance(action, Discrete):
@@ -213,9 +213,9 @@ class KeyBindings:
         for key, word in self.keys.items():
             if word != f"#{key}":
                 by_word.setdefault(word, []).append(key)
-        return [Key(tuple(keys), self._meaning(word)) for word, keys in by_word.items()]
+        return [Key(tuple(keys), self._action_text(word)) for word, keys in by_word.items()]
 
-    def _meaning(self, word: str) -> str:
+    def _action_text(self, word: str) -> str:
         """Describe the action that a word selects."""
         if word.startswith("#"):
             return self.named((int(word[1:]),))

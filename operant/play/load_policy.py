@@ -88,7 +88,7 @@ def load(
     given = _checkpoint_path(what)
     if given is not None and which is not None:
         raise UsageError(f"{what!r} is a checkpoint: omit --checkpoint, or give the run")
-    run = _run_around(given, what) if given is not None else runs.resolve(what, *scope)
+    run = _run_of(given, what) if given is not None else runs.resolve(what, *scope)
     if not run.config_path.is_file():
         if os.path.lexists(run.config_path):
             raise BadFileError(
@@ -115,11 +115,13 @@ def load(
                 reported.add(line)
                 report(line)
 
-        checkpoint = _load(Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=once), which)
+        checkpoint = _load_checkpoint(Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=once), which)
     config = configuration.load(checkpoint.config or run.config_path, trusted=trusted)
     chosen = find_device(device)
     set_threads(config.run.threads)
-    return LoadedPolicy(run.id, checkpoint.path, checkpoint.step, config, _policy(config, checkpoint, chosen), chosen)
+    return LoadedPolicy(
+        run.id, checkpoint.path, checkpoint.step, config, _build_policy(config, checkpoint, chosen), chosen
+    )
 
 
 def evaluate_policy(
@@ -176,7 +178,7 @@ def _checkpoint_path(what: str) -> Path | None:
     return None
 
 
-def _run_around(checkpoint: Path, what: str) -> runs.Run:
+def _run_of(checkpoint: Path, what: str) -> runs.Run:
     """Load the run whose folder contains a checkpoint. `what` is the user's argument, for the message. Raises
     NotFoundError.
     """
@@ -189,7 +191,7 @@ def _run_around(checkpoint: Path, what: str) -> runs.Run:
     return run
 
 
-def _load(store: Any, which: str | None) -> Any:
+def _load_checkpoint(store: Any, which: str | None) -> Any:
     """Load the checkpoint `which` ("best", "last" or a step), or for None the best, else the last. Raises
     UsageError.
     """
@@ -203,7 +205,7 @@ def _load(store: Any, which: str | None) -> Any:
     return store.load(int(which) if which.isdecimal() else which)
 
 
-def _policy(config: Any, checkpoint: Any, device: Any) -> Any:
+def _build_policy(config: Any, checkpoint: Any, device: Any) -> Any:
     """Build the policy of a configuration on a device and copy the checkpoint's parameters into it. Raises ConfigError
     if they do not fit.
     """

@@ -69,7 +69,7 @@ def _style(fore: bytes | None, back: bytes | None) -> TextStyle:
     return TextStyle(color=front, bgcolor=background)
 
 
-def _colours(cell: Cell) -> tuple[bytes | None, bytes | None]:
+def _cell_colours(cell: Cell) -> tuple[bytes | None, bytes | None]:
     """Foreground and background colours of a cell."""
     return cell[1:]
 
@@ -106,7 +106,7 @@ class Picture(Widget):
         """Return line `y` of the picture, padded to the widget's width."""
         row = self._rows[y] if y < len(self._rows) else []
         segments = [
-            Segment("".join(cell[0] for cell in run), _style(*colours)) for colours, run in groupby(row, _colours)
+            Segment("".join(cell[0] for cell in run), _style(*colours)) for colours, run in groupby(row, _cell_colours)
         ]
         return Strip(segments).adjust_cell_length(self.size.width)
 
@@ -180,13 +180,13 @@ class GameScreen(App[None], inherit_bindings=False):
         if self._game.done:
             self.exit()
             return
-        self._show(self._game.shown())
+        self._update_widgets(self._game.shown())
         if self._first_s is None:
             self._first_s = time.monotonic()
         if (due_s := self._game.due_s) is not None:
             self._timer = self.set_timer(max(0.001, due_s - time.monotonic()), self._tick)
 
-    def _show(self, shown: ScreenText) -> None:
+    def _update_widgets(self, shown: ScreenText) -> None:
         """Show a game's text and picture: draw the picture, and update the box and the lines that have changed."""
         picture = self.query_one(Picture)
         width, height = picture.size

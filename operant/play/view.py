@@ -74,21 +74,21 @@ class View:
         if not self._stage.env.draws:
             rows, across = self._observation_rows(width, height), width
         else:
-            rows, across = self._picture(width, height, style, mark)
+            rows, across = self._picture_rows(width, height, style, mark)
         left = (width - across) // 2
         top = (height - len(rows)) // 2 if self._stage.env.draws else 0
         padded = [[_BLANK] * left + row + [_BLANK] * (width - left - len(row)) for row in rows]
         blank = [_BLANK] * width
         return [blank] * top + padded + [blank] * (height - top - len(rows))
 
-    def _picture(self, width: int, height: int, style: Style, mark: Mark | None) -> tuple[Rows, int]:
+    def _picture_rows(self, width: int, height: int, style: Style, mark: Mark | None) -> tuple[Rows, int]:
         """Draw the lane's picture as large as fits; returns its rows of cells and their width."""
         side = max(2, min(width, 2 * height, self._largest)) // 2 * 2
         if self._canvas is None or self._canvas.shape[1] != side:
             self._canvas = self._stage.canvas(side)
         pixels = self._stage.picture(self._canvas)[0]
         if mark is not None:
-            pixels = _marked(pixels, *mark)
+            pixels = _with_mark(pixels, *mark)
         return cells_of(pixels.tobytes(), side, side, style), side
 
     def _observation_rows(self, width: int, height: int) -> Rows:
@@ -101,7 +101,7 @@ class View:
         return [[(character, None, None) for character in line[:width]] for line in lines]
 
 
-def _marked(pixels: np.ndarray, x: float, y: float, half_side: float) -> np.ndarray:
+def _with_mark(pixels: np.ndarray, x: float, y: float, half_side: float) -> np.ndarray:
     """Copy a picture and draw the corners of a magenta square around the point (x, y). Coordinates are fractions of the
     picture's side.
     """

@@ -58,7 +58,7 @@ def bands(
             if entry in short:
                 continue
             if len(steps) < 2:
-                raise UsageError(_no_curve(entry, metric, len(steps)))
+                raise UsageError(_no_curve_message(entry, metric, len(steps)))
             lines.append((steps if axis == "steps" else seconds, values))
         share = smoothing(metric, smooth)
         x_grid, positions = curves.grid([x for x, _ in lines])
@@ -70,7 +70,7 @@ def bands(
     return result
 
 
-def _no_curve(entry: Entry, metric: str, count: int) -> str:
+def _no_curve_message(entry: Entry, metric: str, count: int) -> str:
     """Message for a run that has only `count` values of a metric, with the metrics that could be drawn."""
     available = ", ".join(name for name in entry.columns.metrics if len(entry.values(name)[2]) > 1)
     if not available:

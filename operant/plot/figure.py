@@ -60,11 +60,11 @@ def learning_curves(
     values are few, and the target if all runs share it. `metrics` are the labels of the y axes.
     """
     with mpl.rc_context(STYLE):
-        figure, axes = _panels(len(panels))
+        figure, axes = _create_panels(len(panels))
         names = list(dict.fromkeys(label for lines in panels.values() for label, _ in lines))
         for ax, (environment, lines) in zip(axes, panels.items(), strict=False):
             for label, band in lines:
-                style = _style(names.index(label))
+                style = _line_style(names.index(label))
                 line = (
                     {"marker": "o", "markersize": 2.5, "markevery": list(np.searchsorted(band.x, band.marked))}
                     if band.marked is not None
@@ -77,15 +77,15 @@ def learning_curves(
                     ax.plot(x, values, color=style["color"], linewidth=0.6, alpha=0.7)
             if environment in target:
                 ax.axhline(target[environment], color="#7F7F7F", linewidth=0.8, linestyle=(0, (1, 3)))
-            ax.set_title(_wrapped(environment, _TITLE_CHARACTERS))
+            ax.set_title(_wrap(environment, _TITLE_CHARACTERS))
             ax.set_xlabel("environment steps" if axis == "steps" else "seconds of training")
             ax.xaxis.set_major_formatter(EngFormatter(sep="") if axis == "steps" else EngFormatter(unit="s", sep=" "))
             ax.xaxis.set_major_locator(MaxNLocator(5))
             if len(panels) == 1 or len(set(metrics.values())) > 1:
-                ax.set_ylabel(_wrapped(metrics[environment], _LABEL_CHARACTERS))
+                ax.set_ylabel(_wrap(metrics[environment], _LABEL_CHARACTERS))
         if len(panels) > 1 and len(set(metrics.values())) == 1:
-            figure.supylabel(_wrapped(next(iter(metrics.values())), _LABEL_CHARACTERS), fontsize=9)
-        _finish(figure, axes, note)
+            figure.supylabel(_wrap(next(iter(metrics.values())), _LABEL_CHARACTERS), fontsize=9)
+        _add_legend_and_note(figure, axes, note)
     return figure
 
 
@@ -96,20 +96,20 @@ def profiles(
     threshold. A panel is its thresholds and (label, (value, low, high)) lines.
     """
     with mpl.rc_context(STYLE):
-        figure, axes = _panels(len(panels))
+        figure, axes = _create_panels(len(panels))
         names = list(dict.fromkeys(label for _, lines in panels.values() for label, _ in lines))
         for ax, (environment, (thresholds, lines)) in zip(axes, panels.items(), strict=False):
             for label, (value, low, high) in lines:
-                style = _style(names.index(label))
+                style = _line_style(names.index(label))
                 ax.step(thresholds, value, where="post", label=label, **style)
                 if low is not None and high is not None:
                     ax.fill_between(thresholds, low, high, step="post", color=style["color"], alpha=0.2, linewidth=0)
             if len(panels) > 1:
-                ax.set_title(_wrapped(environment, _TITLE_CHARACTERS))
+                ax.set_title(_wrap(environment, _TITLE_CHARACTERS))
             ax.set_xlabel("threshold of the score")
             ax.set_ylabel("share of runs above it")
             ax.set_ylim(-0.02, 1.02)
-        _finish(figure, axes, note)
+        _add_legend_and_note(figure, axes, note)
     return figure
 
 
@@ -120,7 +120,7 @@ def intervals(panels: Mapping[str, Mapping[str, Sequence[tuple[str, Any]]]], *, 
     with mpl.rc_context(STYLE):
         bars = max(len(estimates) for columns in panels.values() for estimates in columns.values())
         across = max(map(len, panels.values()))
-        figure, axes = _panels(across * len(panels), height=0.9 + 0.32 * bars, across=across)
+        figure, axes = _create_panels(across * len(panels), height=0.9 + 0.32 * bars, across=across)
         names = list(
             dict.fromkeys(label for columns in panels.values() for row in columns.values() for label, _ in row)
         )
@@ -144,9 +144,9 @@ def intervals(panels: Mapping[str, Mapping[str, Sequence[tuple[str, Any]]]], *, 
             ax.set_ylim(len(estimates) - 0.4, -0.6)
             ax.grid(visible=False, axis="y")
             of = f"{environment}: {title}" if len(panels) > 1 else f"{title} of the score"
-            ax.set_title(_wrapped(of, _TITLE_CHARACTERS))
+            ax.set_title(_wrap(of, _TITLE_CHARACTERS))
             ax.xaxis.set_major_locator(MaxNLocator(4))
-        _finish(figure, axes, note, legend=False)
+        _add_legend_and_note(figure, axes, note, legend=False)
     return figure
 
 
@@ -157,17 +157,17 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(path, metadata=metadata, bbox_inches="tight", pad_inches=0.05)
 
 
-def _wrapped(text: str, characters: int) -> str:
+def _wrap(text: str, characters: int) -> str:
     """Wrap a text to at most two lines of `characters`, with ` ...` if it is cut."""
     return "\n".join(textwrap.wrap(text, characters, max_lines=2, placeholder=" ...")) or text
 
 
-def _style(k: int) -> dict[str, Any]:
+def _line_style(k: int) -> dict[str, Any]:
     """Colour and line pattern of group number `k`."""
     return {"color": COLOURS[k % len(COLOURS)], "linestyle": DASHES[k % len(DASHES)]}
 
 
-def _panels(count: int, *, height: float = HEIGHT, across: int = 3) -> tuple[Figure, list[Any]]:
+def _create_panels(count: int, *, height: float = HEIGHT, across: int = 3) -> tuple[Figure, list[Any]]:
     """Create a figure with `count` panels, at most `across` in a row; returns it and its axes."""
     columns = min(count, across)
     rows = -(-count // columns)
@@ -178,7 +178,7 @@ def _panels(count: int, *, height: float = HEIGHT, across: int = 3) -> tuple[Fig
     return figure, axes
 
 
-def _finish(figure: Figure, axes: Sequence[Any], note: str, *, legend: bool = True) -> None:
+def _add_legend_and_note(figure: Figure, axes: Sequence[Any], note: str, *, legend: bool = True) -> None:
     """Add the note below the panels and, with `legend` and several lines, a legend above them."""
     handles: dict[str, Any] = {}
     for ax in axes:

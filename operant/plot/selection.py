@@ -128,7 +128,7 @@ def groups(entries: Sequence[Entry], names: Mapping[Path, str] | None = None) ->
         list(dict.fromkeys(names[entry.run.path] for entry in members if entry.run.path in names))
         for members in members_of.values()
     ]
-    labels = _labels(
+    labels = _group_labels(
         [members[0] for members in members_of.values()],
         [" + ".join(own) or None for own in named],
     )
@@ -146,7 +146,7 @@ def differences(grouped: Sequence[Group]) -> dict[str, list[Any]]:
     return {key: row for key, row in values.items() if any(value != row[0] for value in row)}
 
 
-def _labels(firsts: Sequence[Entry], named: Sequence[str | None]) -> list[tuple[str, str]]:
+def _group_labels(firsts: Sequence[Entry], named: Sequence[str | None]) -> list[tuple[str, str]]:
     """Choose the (label, method) of groups, given their first runs: the name in `named`, else the algorithm and, if
     needed, the keys that differ. A label may add the environment.
     """
@@ -163,7 +163,7 @@ def _labels(firsts: Sequence[Entry], named: Sequence[str | None]) -> list[tuple[
             for key in sorted(entry.config)
             if key not in _NOT_COMPARED and any(config.get(key) != entry.config[key] for config in alike)
         ]
-        words = [f"{key.rpartition('.')[2]}={_short(entry.config[key])}" for key in keys[:3]]
+        words = [f"{key.rpartition('.')[2]}={_value_text(entry.config[key])}" for key in keys[:3]]
         words = [algorithm, *words] if name is None else [name]
         result.append(
             (
@@ -180,6 +180,6 @@ def _labels(firsts: Sequence[Entry], named: Sequence[str | None]) -> list[tuple[
     ]
 
 
-def _short(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """Format a value for a label, floats briefly."""
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -30,14 +30,12 @@ def interquartile_mean(tasks: Sequence[Floats]) -> Estimate:
     """Estimate the mean of the middle half of all scores of a group, one array per task. The lowest and highest
     quarters, rounded down to whole runs, are left out.
     """
-    return _estimated(
-        list(tasks), lambda *rows, axis: stats.trim_mean(np.concatenate(rows, axis=axis), 0.25, axis=axis)
-    )
+    return _estimate(list(tasks), lambda *rows, axis: stats.trim_mean(np.concatenate(rows, axis=axis), 0.25, axis=axis))
 
 
 def mean(tasks: Sequence[Floats]) -> Estimate:
     """Estimate the mean of all scores of a group, one array per task."""
-    return _estimated(list(tasks), lambda *rows, axis: np.mean(np.concatenate(rows, axis=axis), axis=axis))
+    return _estimate(list(tasks), lambda *rows, axis: np.mean(np.concatenate(rows, axis=axis), axis=axis))
 
 
 def probability_of_improvement(tasks: Sequence[Floats], others: Sequence[Floats]) -> Estimate:
@@ -53,7 +51,7 @@ def probability_of_improvement(tasks: Sequence[Floats], others: Sequence[Floats]
             parts.append(((difference > 0) + 0.5 * (difference == 0)).mean(axis=(-2, -1)))
         return np.mean(parts, axis=0)
 
-    return _estimated([*tasks, *others], statistic)
+    return _estimate([*tasks, *others], statistic)
 
 
 def performance_profile(tasks: Sequence[Floats], thresholds: Floats) -> tuple[Floats, Floats | None, Floats | None]:
@@ -76,7 +74,7 @@ def performance_profile(tasks: Sequence[Floats], thresholds: Floats) -> tuple[Fl
     return value, low, high
 
 
-def _estimated(samples: list[Floats], statistic: Callable[..., Floats]) -> Estimate:
+def _estimate(samples: list[Floats], statistic: Callable[..., Floats]) -> Estimate:
     """Compute a statistic of samples and its 95 % bootstrap interval."""
     value = float(statistic(*samples, axis=-1))
     if min(map(len, samples)) < 2:

@@ -76,7 +76,7 @@ class SweepJournal(Journal[SweepTrial]):
 
     def _take_over(self, abandoned: Any) -> SweepTrial:
         """Take over a trial of a process that has ended: record its complete runs, and let the others train."""
-        ids = claim(abandoned).get("runs") or self._ids(abandoned.number)
+        ids = claim(abandoned).get("runs") or self._run_ids(abandoned.number)
         engine, values = self.study.take_over(abandoned, ids)
         trial = SweepTrial(
             number=abandoned.number,
@@ -106,8 +106,8 @@ class SweepJournal(Journal[SweepTrial]):
         with self.study.turn():
             if self.study.exhausted() is not None:
                 return None
-            engine, values = self.study.ask(self._ids)
-        ids = self._ids(engine.number)
+            engine, values = self.study.ask(self._run_ids)
+        ids = self._run_ids(engine.number)
         return SweepTrial(
             number=engine.number,
             ids=dict(enumerate(ids)),
@@ -123,7 +123,7 @@ class SweepJournal(Journal[SweepTrial]):
         """
         return self._usual_s < _SHORT_S
 
-    def _ids(self, number: int) -> list[str]:
+    def _run_ids(self, number: int) -> list[str]:
         """Make the intended ids of the runs of trial number `number`, one for each seed."""
         own = self.plan.settings.seeds
         seeds = [f".{self.plan.config.run.seed + index}" if own > 1 else "" for index in range(own)]
@@ -152,7 +152,7 @@ class SweepJournal(Journal[SweepTrial]):
     def save_ids(self, trial: SweepTrial) -> None:
         """Record the ids of a trial's runs in the search engine, and report each intended id that is already in use."""
         self.study.claim(trial.engine, list(trial.ids.values()))
-        for index, name in enumerate(self._ids(trial.number)):
+        for index, name in enumerate(self._run_ids(trial.number)):
             if trial.ids[index] != name and os.path.lexists(self.root / name):
                 self._say(
                     f"{name} is not a run of this trial: it stays as it is, and the trial's is {trial.ids[index]}"
@@ -185,7 +185,7 @@ class SweepJournal(Journal[SweepTrial]):
             return
         steps = trial.values.get("run.steps", self.plan.config.run.steps)
         means = {
-            index: {results.percent(point.step, steps): point.mean for point in self._points(trial, index)}
+            index: {results.percent(point.step, steps): point.mean for point in self._evaluations(trial, index)}
             for index in trial.ids
         }
         if settings.pruner == "wilcoxon":  # a comparison for each seed
@@ -204,7 +204,7 @@ class SweepJournal(Journal[SweepTrial]):
         if percent < 100 and trial.active and trial.engine.should_prune():
             trial.end("pruned", f"{values[new[-1]]:.6g} at {percent} % was not enough")
 
-    def _points(self, trial: SweepTrial, index: int) -> tuple[results.Point, ...]:
+    def _evaluations(self, trial: SweepTrial, index: int) -> tuple[results.Point, ...]:
         """Read the evaluations so far of run number `index` of a trial."""
         if index in trial.results:
             return trial.results[index].points

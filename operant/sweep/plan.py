@@ -139,7 +139,7 @@ def make(request: Request, root: str | None, name: str | None, trusted: bool = F
     """
     written = raw.read(request.source, request.all_overrides())
     table = written.data.get("sweep", {})
-    settings, dimensions = _check(written, table)
+    settings, dimensions = _parse_section(written, table)
     config = request.load(trusted)
     if config.run.threads == 0:  # parallel trials share the cores; the choice is part of the recipe
         request = replace(request, overrides=(*request.overrides, "run.threads=1"))
@@ -164,7 +164,7 @@ def make(request: Request, root: str | None, name: str | None, trusted: bool = F
     elif set(names_in(folder)) - {sweeps.IDENTITY}:
         kind = "a run" if runs.load(folder) is not None else "a folder with other files"
         raise UsageError(f"{runs.display_path(folder)} is {kind}: give the sweep another name with --name")
-    _write(folder, text, request.code_files())
+    _write_folder(folder, text, request.code_files())
     return join(folder, trusted)
 
 
@@ -196,7 +196,7 @@ def outline(folder: Path) -> Outline:
             f"{runs.display_path(folder)} is not a sweep: it has no {FILE}. Start a new one: operant sweep my.toml"
         )
     written = raw.read(folder / FILE)
-    settings, dimensions = _check(written, written.data.get("sweep", {}))
+    settings, dimensions = _parse_section(written, written.data.get("sweep", {}))
     return Outline(folder.name, folder, sweeps.uuid(folder), settings, tuple(dimensions))
 
 
@@ -214,7 +214,7 @@ def _check_links(folder: Path) -> None:
                 )
 
 
-def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dimension]]:
+def _parse_section(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dimension]]:
     """Read settings and search space from `table`, the section `[sweep]`. Raises ConfigError with all problems, which
     are added to `written`.
     """
@@ -310,7 +310,7 @@ def _fixed_keys(text: str) -> dict[str, Any]:
     return data
 
 
-def _write(folder: Path, text: str, code_files: list[Path]) -> None:
+def _write_folder(folder: Path, text: str, code_files: list[Path]) -> None:
     """Write sweep.toml and the identity of a new sweep to its folder. Raises MachineError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -131,7 +131,7 @@ def write_best(plan: Plan, search: study.Study, trusted: bool = False) -> Path |
     chosen = plan.overrides(plan.decoded(best.params))
     config = replace(plan.request, overrides=tuple(chosen)).load(trusted)
     path = plan.folder / "best.toml"
-    text = "\n".join([*_evidence(plan, search, best, chosen), "", load.to_toml(config)])
+    text = "\n".join([*_evidence_lines(plan, search, best, chosen), "", load.to_toml(config)])
     try:
         path.write_text(text, encoding="utf-8")
         runs.add_to_index(plan.folder, text.encode())
@@ -140,7 +140,7 @@ def write_best(plan: Plan, search: study.Study, trusted: bool = False) -> Path |
     return path
 
 
-def _evidence(plan: Plan, search: study.Study, best: Any, chosen: list[str]) -> list[str]:
+def _evidence_lines(plan: Plan, search: study.Study, best: Any, chosen: list[str]) -> list[str]:
     """Compose the comment lines of best.toml above the recipe: the trials, scores and importances behind it. `chosen`
     are the overrides of the `best` trial.
     """
@@ -196,8 +196,8 @@ def plots(plan: Plan, search: study.Study) -> list[Path] | str:
     if len(complete) < 2:
         return "no plots: they need two complete trials"
     drawn = []
-    figures = {"progress": _progress, "importance": _importance, "parallel": _parallel} | (
-        {"front": _front} if plan.settings.pareto else {}
+    figures = {"progress": _draw_progress, "importance": _draw_importance, "parallel": _draw_parallel} | (
+        {"front": _draw_front} if plan.settings.pareto else {}
     )
     style: Any = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9, "text.parse_math": False}
     with plt.rc_context(style):
@@ -212,7 +212,7 @@ def plots(plan: Plan, search: study.Study) -> list[Path] | str:
     return drawn
 
 
-def _progress(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
+def _draw_progress(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
     """Draw the value of each trial and the best so far. Returns True: it can always be drawn."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
@@ -231,7 +231,7 @@ def _progress(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -
     return True
 
 
-def _importance(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
+def _draw_importance(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
     """Draw the importance of each searched key as bars. Returns whether anything was drawn."""
     shares = search.importances()
     if not shares or not any(shares.values()):
@@ -242,7 +242,7 @@ def _importance(axes: Any, plan: Plan, search: study.Study, complete: list[Any])
     return True
 
 
-def _front(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
+def _draw_front(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
     """Draw the trials by training time and objective, with the Pareto front. Returns True: it can always be drawn."""
     front = sorted(search.best(), key=lambda trial: trial.values[1])
     axes.plot(
@@ -265,7 +265,7 @@ def _front(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> b
     return True
 
 
-def _parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
+def _draw_parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
     """Draw parallel coordinates: a line for each trial through its value of each key, coloured by the objective, the
     best on top. Returns True: they can always be drawn.
     """
@@ -284,9 +284,9 @@ def _parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -
             else [f"{dimension.low:g}", f"{dimension.high:g}"]
         )
         for y, end in zip((0.0, 1.0), ends, strict=True):
-            _end_label(axes, column, y, end)
+            _draw_end_label(axes, column, y, end)
     for y, value in ((0.0, low), (1.0, high)):
-        _end_label(axes, len(plan.space), y, number(value))
+        _draw_end_label(axes, len(plan.space), y, number(value))
     axes.vlines(range(len(plan.space) + 1), 0.0, 1.0, color="#BBBBBB", lw=0.6, zorder=0)
     axes.set_xticks(
         [*range(len(plan.space) + 1)],
@@ -298,7 +298,7 @@ def _parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -
     return True
 
 
-def _end_label(axes: Any, column: int, y: float, text: str) -> None:
+def _draw_end_label(axes: Any, column: int, y: float, text: str) -> None:
     """Label an end (`y` 0 or 1) of a parallel coordinate, below or above the lines that meet there."""
     axes.text(column, y + (0.03 if y else -0.03), text, ha="center", va="bottom" if y else "top", fontsize=7)
 

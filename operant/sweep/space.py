@@ -137,21 +137,21 @@ def parse(tables: Mapping[str, Any], problem: Callable[[tuple[str, ...], str], N
     called with each invalid key and a message.
     """
     dimensions: dict[str, Dimension] = {}
-    for path, table in _dimensions(tables, problem):
+    for path, table in _dimension_tables(tables, problem):
         key = ".".join(path)
         reason = _FIXED.get(key) or (
             f"[{path[0]}] does not change the policy" if path[0] in ("checkpoint", "eval") else None
         )
         message = f"cannot be searched: {reason}" if reason else None
-        dimension = None if message else _dimension(key, table)
+        dimension = None if message else _parse_dimension(key, table)
         if isinstance(dimension, Dimension):
             dimensions[key] = dimension
         else:
             problem(path, f"sweep.{key}: {message or dimension}")
-    return _ordered(dimensions, problem)
+    return _sort_by_conditions(dimensions, problem)
 
 
-def _dimensions(
+def _dimension_tables(
     tables: Mapping[str, Any], problem: Callable[[tuple[str, ...], str], None], above: tuple[str, ...] = ()
 ) -> Iterator[Any]:
     """Yield (path, table) for each searched key in nested tables; `problem` is called with anything else. `above` is
@@ -166,17 +166,17 @@ def _dimensions(
         elif not table or len(path) > 3:
             problem(path, f"sweep.{'.'.join(path)}: input should be {_FORMS}")
         else:
-            yield from _dimensions(table, problem, path)
+            yield from _dimension_tables(table, problem, path)
 
 
-def _dimension(key: str, table: Mapping[str, Any]) -> Dimension | str:
+def _parse_dimension(key: str, table: Mapping[str, Any]) -> Dimension | str:
     """Parse the `table` of a searched key in `[sweep]`. Returns the dimension, or a message if the table is invalid."""
     kinds = [word for word in _KINDS if word in table]
     if unknown := [word for word in table if word not in _WORDS]:
         return f"unknown word {unknown[0]!r} (allowed: {', '.join(_WORDS)})"
     if len(kinds) != 1:
         return f"input should be one of {_FORMS}" + (f", not {' and '.join(kinds)} together" if kinds else "")
-    when = _conditions(table.get("when", {}))
+    when = _parse_conditions(table.get("when", {}))
     if isinstance(when, str):
         return when
     (kind,), given, step = kinds, table[kinds[0]], table.get("step")
@@ -209,7 +209,7 @@ def _dimension(key: str, table: Mapping[str, Any]) -> Dimension | str:
     return Dimension(key, kind, low=given[0], high=given[1], whole=whole, step=step, when=when)
 
 
-def _conditions(table: Any, above: str = "") -> tuple[tuple[str, tuple[Any, ...]], ...] | str:
+def _parse_conditions(table: Any, above: str = "") -> tuple[tuple[str, tuple[Any, ...]], ...] | str:
     """Parse the conditions of a searched key: pairs of another key and its allowed values. Returns a message if `table`
     is invalid. `above` is the prefix of nested keys.
     """
@@ -218,7 +218,7 @@ def _conditions(table: Any, above: str = "") -> tuple[tuple[str, tuple[Any, ...]
     conditions: list[tuple[str, tuple[Any, ...]]] = []
     for name, value in table.items():
         if isinstance(value, Mapping):
-            inner = _conditions(value, f"{above}{name}.")
+            inner = _parse_conditions(value, f"{above}{name}.")
             if isinstance(inner, str):
                 return inner
             conditions += inner
@@ -227,7 +227,9 @@ def _conditions(table: Any, above: str = "") -> tuple[tuple[str, tuple[Any, ...]
     return tuple(conditions)
 
 
-def _ordered(dimensions: dict[str, Dimension], problem: Callable[[tuple[str, ...], str], None]) -> list[Dimension]:
+def _sort_by_conditions(
+    dimensions: dict[str, Dimension], problem: Callable[[tuple[str, ...], str], None]
+) -> list[Dimension]:
     """Sort dimensions so that each key follows those of its conditions. `problem` is called for conditions that are
     circular or not searched.
     """

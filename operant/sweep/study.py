@@ -67,15 +67,15 @@ class Study(Trials):
     """
 
     def __init__(self, plan: Plan) -> None:
-        optuna = _imported()
+        optuna = _import_optuna()
         from optuna.storages.journal import JournalFileBackend
 
         self._plan, self._lock = plan, plan.folder / "sweep.lock"
         with self.turn():
             path = plan.folder / "journal.log"
-            journal = _File(path, JournalFileBackend(str(path)))
+            journal = _JournalFile(path, JournalFileBackend(str(path)))
             storage = optuna.storages.JournalStorage(cast("Any", journal))
-            super().__init__(plan, _open(plan, plan.name, storage, _sampler(plan), _pruner(plan)))
+            super().__init__(plan, _open_study(plan, plan.name, storage, _make_sampler(plan), _make_pruner(plan)))
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -151,15 +151,15 @@ def read(plan: Outline) -> Trials:
     """Read the trials of a sweep from its folder. Raises BadFileError if the journal is damaged, and MachineError if
     Optuna is not installed.
     """
-    optuna = _imported()
+    optuna = _import_optuna()
     path = plan.folder / "journal.log"
     damaged = f"{runs.display_path(path)} is damaged"
-    journal = _Copy(path)
+    journal = _JournalCopy(path)
     try:
         storage = optuna.storages.JournalStorage(cast("Any", journal))
         names = [study.study_name for study in storage.get_all_studies()]
         # A sweep that was moved has another name than its study.
-        trials = Trials(plan, _open(plan, names[0] if len(names) == 1 else plan.name, storage))
+        trials = Trials(plan, _open_study(plan, names[0] if len(names) == 1 else plan.name, storage))
         objectives = len(trials._study.directions)
         sound = objectives == 1 + plan.settings.pareto and all(
             _is_sound(trial, objectives) for trial in trials.trials()
@@ -181,7 +181,7 @@ def _is_sound(trial: optuna.trial.FrozenTrial, objectives: int) -> bool:
     return plain and (complete or trial.state.name != "COMPLETE")
 
 
-class _File:
+class _JournalFile:
     """Journal file of the search engine on disk, written by `backend`."""
 
     def __init__(self, path: Path, backend: Any) -> None:
@@ -203,7 +203,7 @@ class _File:
             ) from None
 
 
-class _Copy:
+class _JournalCopy:
     """Copy of the search engine's journal file in memory, up to the first damaged line. What the engine appends is not
     written to the file.
     """
@@ -232,7 +232,7 @@ class _Copy:
         self._records.extend(logs)
 
 
-def _imported() -> Any:
+def _import_optuna() -> Any:
     """Import Optuna with its messages silenced. Raises MachineError if it is not installed."""
     try:
         import optuna
@@ -244,7 +244,7 @@ def _imported() -> Any:
     return optuna
 
 
-def _open(plan: Outline, name: str, storage: Any, sampler: Any = None, pruner: Any = None) -> optuna.Study:
+def _open_study(plan: Outline, name: str, storage: Any, sampler: Any = None, pruner: Any = None) -> optuna.Study:
     """Open the study `name` of a sweep in an Optuna storage, or create it."""
     import optuna
 
@@ -301,7 +301,7 @@ def is_gone(trial: Any) -> bool:
     return runs.is_alive(claim(trial).get("owner") or {}) is False
 
 
-def _sampler(plan: Plan) -> Any:
+def _make_sampler(plan: Plan) -> Any:
     """Make the sampler of a plan. Processes that join an existing sweep get other seeds."""
     import optuna
 
@@ -315,7 +315,7 @@ def _sampler(plan: Plan) -> Any:
     return optuna.samplers.CmaEsSampler(seed=own) if name == "cma_es" else optuna.samplers.RandomSampler(seed=own)
 
 
-def _pruner(plan: Plan) -> Any:
+def _make_pruner(plan: Plan) -> Any:
     """Make the pruner of a plan; with two objectives one that never prunes."""
     import optuna
 

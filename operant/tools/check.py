@@ -84,12 +84,12 @@ def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
             harness.step(action) if t else harness.reset()
         one, other = (harness.outcome() for harness in harnesses)
         who = "reset" if t == 0 else "step"
-        if env.fields and (rows := _rows_apart(one["state"], other["state"])):
+        if env.fields and (rows := _differing_rows(one["state"], other["state"])):
             what = "the previous episode" if t == 0 else "the workspace"
             return Finding(
                 name, False, f"after `{who}`, s{rows} depends on values left by {what}: `{who}` must write it"
             )
-        if env.int_state and (rows := _rows_apart(one["int_state"], other["int_state"])):
+        if env.int_state and (rows := _differing_rows(one["int_state"], other["int_state"])):
             return Finding(
                 name,
                 False,
@@ -97,13 +97,13 @@ def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
                 "must write them",
             )
         for which in ("observation", "final observation"):
-            if rows := _rows_apart(one[which], other[which]):
+            if rows := _differing_rows(one[which], other[which]):
                 return Finding(
                     name,
                     False,
                     f"`observe` leaves obs{rows} unwritten (the observation's declared size is {env.observation.size})",
                 )
-        if env.mask_size and (rows := _rows_apart(one["legal"], other["legal"])):
+        if env.mask_size and (rows := _differing_rows(one["legal"], other["legal"])):
             return Finding(
                 name,
                 False,
@@ -117,7 +117,7 @@ def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
     return Finding(name, True, f"reset writes the whole state, observe the whole observation{masks}")
 
 
-def _rows_apart(one: torch.Tensor, other: torch.Tensor) -> list[int]:
+def _differing_rows(one: torch.Tensor, other: torch.Tensor) -> list[int]:
     """Indices of the rows that are not bitwise equal in two tensors."""
     return [row for row in range(one.shape[0]) if not same_bits(one[row], other[row])]
 
@@ -157,7 +157,7 @@ def picture(checked: BoundsChecked) -> Finding:
     )
 
 
-def _devices(env: Env, lanes: int) -> Finding:
+def _check_devices(env: Env, lanes: int) -> Finding:
     """Check that an environment's CPU and CUDA kernels agree on free rollouts; if these diverge, as chaotic dynamics
     do, compare step by step.
     """
@@ -178,7 +178,7 @@ def _devices(env: Env, lanes: int) -> Finding:
     return Finding(name, each >= 0.99, detail + f"in free rollouts {share:.1%}")
 
 
-def _speed(env: Env) -> Finding:
+def _measure_speed(env: Env) -> Finding:
     """Measure the environment's steps per second on the CPU and, if there is one, on a GPU."""
     parts = []
     for device, lanes in [("cpu", 65_536)] + ([("cuda", 1 << 20)] if torch.cuda.is_available() else []):
@@ -198,7 +198,7 @@ def _speed(env: Env) -> Finding:
     return Finding("speed", True, "; ".join(parts))
 
 
-def _attempt(name: str, run: Callable[[], Finding], report: Callable[[str], None]) -> Finding:
+def _run_check(name: str, run: Callable[[], Finding], report: Callable[[str], None]) -> Finding:
     """Run one check, passing its name to `report` before. If the author's code raises, return a failed finding."""
     report(name)
     try:
@@ -233,8 +233,8 @@ def check(
         if finding.name in _LAST and not finding.passed:
             return
     if torch.cuda.is_available() and sound:
-        yield _attempt("CPU = CUDA", lambda: _devices(env, lanes), report)
-    yield _attempt("speed", lambda: _speed(env), report)
+        yield _run_check("CPU = CUDA", lambda: _check_devices(env, lanes), report)
+    yield _run_check("speed", lambda: _measure_speed(env), report)
 
 
 def _compiled_findings(
@@ -245,7 +245,7 @@ def _compiled_findings(
     """
     report("compiles for CUDA")
     yield from compiles_for_cuda(checked)
-    yield _attempt("keeps to its columns", lambda: quick_check.check_indices(checked, min(steps, STEPS)), report)
+    yield _run_check("keeps to its columns", lambda: quick_check.check_indices(checked, min(steps, STEPS)), report)
     report("repeatable")
     try:
         with quick_check.muted():
@@ -255,11 +255,11 @@ def _compiled_findings(
         return
     yield from _long_rollout_findings(env, result, lanes, steps)
     if result.not_repeated is None:
-        yield _attempt(
+        yield _run_check(
             "writes what it declares", lambda: _writes_what_it_declares(env, lanes, min(steps, STEPS)), report
         )
     if env.pixel_shader is not None and result.not_finite is None:
-        yield _attempt("picture", lambda: picture(checked), report)
+        yield _run_check("picture", lambda: picture(checked), report)
 
 
 def _long_rollout_findings(env: Env, result: RolloutResult, lanes: int, steps: int) -> Iterator[Finding]:

@@ -39,7 +39,7 @@ def check(env: HostEnv, *, steps: int = 500, report: Callable[[str], None] = lam
     """
     shown = "x".join(map(str, env.observation.shape)) if env.observation.shape else f"{env.observation.size} values"
     parts = ", ".join(field.name for field in env.observed[:8]) + (" ..." if len(env.observed) > 8 else "")
-    yield Finding("spaces", True, f"observation {shown} {env.observation.dtype} ({parts}); {_action(env)}")
+    yield Finding("spaces", True, f"observation {shown} {env.observation.dtype} ({parts}); {_action_text(env)}")
     alone = replace(env, hosting=env.hosting._replace(processes=0))
     report("runs")
     try:
@@ -61,7 +61,7 @@ def check(env: HostEnv, *, steps: int = 500, report: Callable[[str], None] = lam
     yield Finding(
         "repeatable", True, f"the same seed gives the same values over {over}" if same else unlike, warning=not same
     )
-    yield _bounds(env, one)
+    yield _check_bounds(env, one)
     if env.mask_size:
         yield Finding("legal actions", one.legal_share > 0, f"by action_mask, {one.legal_share:.0%} of actions")
     limit = "no time limit" if env.time_limit is None else f"time limit {env.time_limit:,}"
@@ -76,12 +76,12 @@ def check(env: HostEnv, *, steps: int = 500, report: Callable[[str], None] = lam
     )
     if env.draws:
         report("picture")
-        yield _picture(alone)
+        yield _check_picture(alone)
     report("speed")
-    yield _speed(env)
+    yield _measure_speed(env)
 
 
-def _action(env: HostEnv) -> str:
+def _action_text(env: HostEnv) -> str:
     """Describe the environment's action space in words."""
     if isinstance(env.action, Box):
         return f"action of {env.action.size} bounded values"
@@ -95,7 +95,7 @@ def _rollout(env: HostEnv, steps: int, seed: int) -> _Rollout:
     world.reset(slot)
     rows, outcomes, legal = [slot.observation.numpy().copy()], [], 0.0
     for _ in range(steps):
-        _act(env, slot, generator)
+        _write_random_actions(env, slot, generator)
         world.step(slot)
         rows.append(slot.observation.numpy().copy())
         outcomes.append(np.stack([slot.reward.numpy(), slot.terminated.numpy(), slot.truncated.numpy()]).copy())
@@ -108,7 +108,7 @@ def _rollout(env: HostEnv, steps: int, seed: int) -> _Rollout:
     )
 
 
-def _act(env: HostEnv, slot: Slot, generator: np.random.Generator) -> None:
+def _write_random_actions(env: HostEnv, slot: Slot, generator: np.random.Generator) -> None:
     """Write random actions to the slot: only legal ones if there is a mask, because the environment may fail on
     others.
     """
@@ -126,7 +126,7 @@ def _act(env: HostEnv, slot: Slot, generator: np.random.Generator) -> None:
     )
 
 
-def _bounds(env: HostEnv, rollout: _Rollout) -> Finding:
+def _check_bounds(env: HostEnv, rollout: _Rollout) -> Finding:
     """Check that the observations of a rollout lie within the declared bounds; the finding is a warning if they
     do not.
     """
@@ -148,7 +148,7 @@ def _bounds(env: HostEnv, rollout: _Rollout) -> Finding:
     )
 
 
-def _picture(env: HostEnv) -> Finding:
+def _check_picture(env: HostEnv) -> Finding:
     """Check that the environment renders a picture."""
     try:
         world = HostWorld(env, 1, seed=1, draws=True)
@@ -167,7 +167,7 @@ def _picture(env: HostEnv) -> Finding:
     )
 
 
-def _speed(env: HostEnv) -> Finding:
+def _measure_speed(env: HostEnv) -> Finding:
     """Measure steps per second with random actions, in one process and with the number of processes that
     training uses.
     """
@@ -183,7 +183,7 @@ def _speed(env: HostEnv) -> Finding:
             world.reset(slot)
             start_s, count = time.perf_counter(), 0
             while (spent := time.perf_counter() - start_s) < TIMED_S:
-                _act(env, slot, generator)
+                _write_random_actions(env, slot, generator)
                 world.step(slot)
                 count += 1
         world.close()

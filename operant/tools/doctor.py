@@ -57,10 +57,10 @@ def examine(root: Path) -> list[Finding]:
         ("disk", lambda: _disk(root)),
         ("cache", _cache),
     ]
-    return [_guarded(name, check) for name, check in checks]
+    return [_run_check(name, check) for name, check in checks]
 
 
-def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
+def _run_check(name: str, check: Callable[[], Finding]) -> Finding:
     """Run one check; an exception in it becomes a finding that the check failed."""
     try:
         return check()
@@ -93,7 +93,7 @@ def _torch() -> Finding:
             "reinstall it: pip install --force-reinstall torch",
         )
     if torch.version.cuda is None:
-        advice = "on a machine with an NVIDIA GPU, install a CUDA build of torch" if _devices() else ""
+        advice = "on a machine with an NVIDIA GPU, install a CUDA build of torch" if _driver_and_gpus() else ""
         return Finding("torch", NOTE if advice else OK, f"{torch.__version__}, CPU build", advice)
     return Finding("torch", OK, f"{torch.__version__}, CUDA {torch.version.cuda} build")
 
@@ -122,7 +122,7 @@ def _threading_layer() -> str:
 
 
 def _driver() -> Finding:
-    devices = _devices()
+    devices = _driver_and_gpus()
     if devices is None:
         return Finding("driver", OK, "no NVIDIA driver: training runs on the CPU")
     version, names = devices
@@ -131,7 +131,7 @@ def _driver() -> Finding:
     )
 
 
-def _devices() -> tuple[str, list[str]] | None:
+def _driver_and_gpus() -> tuple[str, list[str]] | None:
     """Read the driver's version and the names of the GPUs; None without NVIDIA's driver."""
     try:
         import pynvml
@@ -158,7 +158,7 @@ def _gpu() -> Finding:
     if torch.cuda.is_available():
         names = [f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(torch.cuda.device_count())]
         return Finding("gpu", OK, ", ".join(names))
-    if not _devices():
+    if not _driver_and_gpus():
         return Finding("gpu", OK, "none: run.device=auto uses the CPU")
     return Finding(
         "gpu",
@@ -240,7 +240,7 @@ def _kills_user_processes() -> bool:
 
 
 def _runs(root: Path) -> Finding:
-    existing = _nearest(root)
+    existing = _nearest_existing(root)
     try:
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(b"operant")
@@ -256,7 +256,7 @@ def _runs(root: Path) -> Finding:
 
 
 def _disk(root: Path) -> Finding:
-    free_bytes = shutil.disk_usage(_nearest(root)).free
+    free_bytes = shutil.disk_usage(_nearest_existing(root)).free
     result = f"{free_bytes / 2**30:.1f} GiB free in {root}"
     if free_bytes >= _COMFORTABLE_BYTES:
         return Finding("disk", OK, result)
@@ -278,6 +278,6 @@ def _cache() -> Finding:
     return Finding("cache", OK, f"{count} compiled kernels, {size_bytes / 2**20:.1f} MiB in {existing}")
 
 
-def _nearest(path: Path) -> Path:
+def _nearest_existing(path: Path) -> Path:
     """Return `path` if it exists, else its nearest existing parent folder."""
     return next(existing for existing in (path, *path.parents) if existing.exists())

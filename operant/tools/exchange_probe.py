@@ -78,7 +78,7 @@ def measure(ranks: int, *, gpu: bool, limit_s: float = LIMIT_S) -> ExchangeTimes
         return ExchangeTimes(result["name"], {int(size): us for size, us in result["us"].items()})
 
 
-def _rank(rank: int, ranks: int, store: str, kind: str) -> dict[str, Any]:
+def _measure_rank(rank: int, ranks: int, store: str, kind: str) -> dict[str, Any]:
     """Measure as one rank: join the exchange through the file `store` and time gathers of each size; `kind` is "cuda"
     or "cpu". Returns the exchange's name and the microseconds by size.
     """
@@ -112,6 +112,6 @@ def _rank(rank: int, ranks: int, store: str, kind: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_rank(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5])) + "\n")
+    sys.stdout.write(json.dumps(_measure_rank(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5])) + "\n")
     sys.stdout.flush()
     os._exit(0)  # destroying a captured process group hangs

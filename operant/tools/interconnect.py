@@ -35,12 +35,12 @@ def examine() -> list[Finding]:
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     ranks = next(ranks for ranks in (8, 4, 2, 1) if ranks <= max(count, 2))
-    findings = [_pair(one, two) for one in range(count) for two in range(one + 1, count)]
+    findings = [_check_pair(one, two) for one in range(count) for two in range(one + 1, count)]
     if count < 2:
         which = "no GPU" if not count else "one GPU"
         findings.append(Finding("links", NOTE, f"{which}; run.ranks=2 splits a run over CPU processes, with gloo"))
     else:
-        findings += _exchange(ranks)
+        findings += _check_exchange(ranks)
     lines = {
         "operant": f"operant train --gpus {ranks}" if count > 1 else "operant train run.device=cpu run.ranks=2",
         "prepare": "operant train --prepare",
@@ -53,7 +53,7 @@ def examine() -> list[Finding]:
     return [*findings, *(Finding(name, OK, line) for name, line in lines.items())]
 
 
-def _exchange(ranks: int) -> list[Finding]:
+def _check_exchange(ranks: int) -> list[Finding]:
     """Measure the time of an exchange between `ranks` GPUs: findings about it and about the resulting efficiency for
     short and long iterations.
     """
@@ -81,7 +81,7 @@ def _exchange(ranks: int) -> list[Finding]:
     ]
 
 
-def _pair(one: int, two: int) -> Finding:
+def _check_pair(one: int, two: int) -> Finding:
     """Check the link between two GPUs, given by index: its kind, and whether they can access each other's memory."""
     import torch
 

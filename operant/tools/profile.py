@@ -150,13 +150,13 @@ class _Stopwatch:
 
     def lap(self, *works: Callable[[], object]) -> None:
         """Call each function in order, and record the time before, between and after them as one lap."""
-        marks = [self._mark()]
+        marks = [self._timestamp()]
         for work in works:
             work()
-            marks.append(self._mark())
+            marks.append(self._timestamp())
         self._marks.append(marks)
 
-    def _mark(self) -> Any:
+    def _timestamp(self) -> Any:
         """Record the current time: a CUDA event, or seconds of the host's clock."""
         if not self._cuda:
             return time.perf_counter()
@@ -209,14 +209,14 @@ def phases_around(trainer: Any, around: Callable[[str], contextlib.AbstractConte
             owner = functools.reduce(lambda current, part: getattr(current, part, None), owners, trainer)
             function = getattr(owner, attribute, None)
             if function is not None:
-                restore.append(_replace(owner, attribute, _within(function, phase, around)))
+                restore.append(_set_attribute(owner, attribute, _wrap_in(function, phase, around)))
         yield
     finally:
         for undo in reversed(restore):
             undo()
 
 
-def _within(
+def _wrap_in(
     function: Callable[..., Any], phase: str, around: Callable[[str], contextlib.AbstractContextManager[Any]]
 ) -> Callable[..., Any]:
     """Wrap a function so that each call runs inside `around(phase)`."""
@@ -228,7 +228,7 @@ def _within(
     return called
 
 
-def _replace(owner: Any, attribute: str, value: Any) -> Callable[[], None]:
+def _set_attribute(owner: Any, attribute: str, value: Any) -> Callable[[], None]:
     """Set an attribute of an object, and return a function that restores the old value."""
     own = vars(owner)
     if attribute in own:
@@ -240,7 +240,7 @@ def _replace(owner: Any, attribute: str, value: Any) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def _recorded(device: torch.device, path: Path) -> Iterator[None]:
+def _recording(device: torch.device, path: Path) -> Iterator[None]:
     """Context that records a profiler trace of all threads and writes it to `path`. Raises OSError if the file cannot
     be written.
     """
@@ -380,7 +380,7 @@ class _TraceSummary(NamedTuple):
 
 def _trace(trainer: Algorithm, device: torch.device, path: Path) -> _TraceSummary:
     """Record a trace of a few iterations to `path`, and summarise it."""
-    with _recorded(device, path):
+    with _recording(device, path):
         for _ in range(TRACED):
             for phase in trainer.phases:
                 with torch.profiler.record_function(phase.name):
@@ -411,7 +411,7 @@ def _device_phases(trainer: Algorithm, device: torch.device, path: Path) -> list
         for phase in trainer.phases:
             phase.run()
     names = [*getattr(trainer, "parts", PARTS).values(), *(phase.name for phase in trainer.phases)]
-    with phases_around(trainer, torch.profiler.record_function), _recorded(device, path):
+    with phases_around(trainer, torch.profiler.record_function), _recording(device, path):
         for _ in range(TRACED):
             for phase in trainer.phases:
                 with torch.profiler.record_function(phase.name):
@@ -422,7 +422,7 @@ def _device_phases(trainer: Algorithm, device: torch.device, path: Path) -> list
         (name or OTHER, item.busy_s / TRACED, round((item.kernels + item.copies) / TRACED))
         for name, item in ranges.items()
     ]
-    return _phases(trainer, rows)
+    return _phase_table(trainer, rows)
 
 
 def host_phases(trainer: Algorithm, iterations: int) -> list[Phase]:
@@ -437,10 +437,12 @@ def host_phases(trainer: Algorithm, iterations: int) -> list[Phase]:
                     phase.run()
             laps.append(dict(clock.seconds))
     names = dict.fromkeys(name for lap in laps for name in lap)
-    return _phases(trainer, [(name, statistics.median(lap.get(name, 0.0) for lap in laps), None) for name in names])
+    return _phase_table(
+        trainer, [(name, statistics.median(lap.get(name, 0.0) for lap in laps), None) for name in names]
+    )
 
 
-def _phases(trainer: Algorithm, rows: list[tuple[str, float, int | None]]) -> list[Phase]:
+def _phase_table(trainer: Algorithm, rows: list[tuple[str, float, int | None]]) -> list[Phase]:
     """Make the table of a profile's phases from rows (name, seconds, launches), longest first. Time of an algorithm's
     phase outside its named parts is called its rest.
     """

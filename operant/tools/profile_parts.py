@@ -76,12 +76,12 @@ def time_part(config: Any, part: str, iterations: int, report: Callable[[str], N
         for phase in algo.phases:
             phase.run()
     work, steps = (
-        (_stepping(algo.world), _STEPS * algo.world.count)
+        (_random_steps(algo.world), _STEPS * algo.world.count)
         if part == "env"
         else (algo.phases[0].run, algo.steps_per_iteration)
     )
     if part == "update":
-        work = _all([phase.run for phase in algo.phases[1:]])
+        work = _in_order([phase.run for phase in algo.phases[1:]])
     if part == "env":
         work()
     report(f"timing {part}, {iterations} times")
@@ -111,7 +111,7 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _all(works: list[Callable[[], None]]) -> Callable[[], None]:
+def _in_order(works: list[Callable[[], None]]) -> Callable[[], None]:
     """Combine functions into one that calls them in order."""
 
     def run() -> None:
@@ -121,7 +121,7 @@ def _all(works: list[Callable[[], None]]) -> Callable[[], None]:
     return run
 
 
-def _stepping(world: Any) -> Callable[[], None]:
+def _random_steps(world: Any) -> Callable[[], None]:
     """Make a function that takes _STEPS steps in every lane of a world with precomputed random actions, only legal ones
     if there is a mask.
     """
@@ -171,7 +171,7 @@ def buffers(algo: Any) -> list[Buffer]:
             )
         elif depth < _DEEPEST:
             waiting += [
-                (f"{name}.{key}".strip("._").replace("._", "."), inner, depth + 1) for key, inner in _inside(value)
+                (f"{name}.{key}".strip("._").replace("._", "."), inner, depth + 1) for key, inner in _contents(value)
             ]
     # CPU kernels take NumPy views of tensors.
     apart = [
@@ -182,7 +182,7 @@ def buffers(algo: Any) -> list[Buffer]:
     return sorted((buffer for buffer in (*tensors.values(), *apart) if buffer.bytes), key=lambda buffer: -buffer.bytes)
 
 
-def _inside(value: Any) -> list[tuple[str, Any]]:
+def _contents(value: Any) -> list[tuple[str, Any]]:
     """Named contents of a dict, tuple, list or object of this package; [] for any other value."""
     if isinstance(value, dict):
         return [(str(key), inner) for key, inner in value.items()]

@@ -109,14 +109,16 @@ def long_rollout(env: Env, lanes: int, steps: int) -> RolloutResult:
             other.slot.reward, one.slot.reward
         )
         if result.not_finite is None:
-            result.not_finite = _first(t, {name: (values, ~torch.isfinite(values)) for name, values in outcome.items()})
+            result.not_finite = _describe_first(
+                t, {name: (values, ~torch.isfinite(values)) for name, values in outcome.items()}
+            )
         if result.outside is None:
             slack = 1e-6 * torch.maximum(low.abs(), high.abs()).nan_to_num(posinf=0.0)
             values = {name: outcome[name].float() for name in ("observation", "final observation")}
             ended = (one.slot.terminated | one.slot.truncated).bool()
             wrong = {name: (value, (value < low - slack) | (value > high + slack)) for name, value in values.items()}
             wrong["final observation"] = (wrong["final observation"][0], wrong["final observation"][1] & ended)
-            result.outside = _first(t, wrong)
+            result.outside = _describe_first(t, wrong)
     result.legal_share /= max(steps, 1)
     result.episodes = float(sums[EPISODES])
     if result.episodes:
@@ -149,7 +151,7 @@ def _check_mask(env: Env, result: RolloutResult, t: int, legal: torch.Tensor, ac
             return
 
 
-def _first(t: int, wrong: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> str | None:
+def _describe_first(t: int, wrong: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> str | None:
     """Describe the first wrong value after step `t` in a sentence. `wrong` maps a name to values and the mask of wrong
     ones. None if no value is wrong.
     """

@@ -112,13 +112,13 @@ def by_range(events: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[
     ranges: dict[str, list[float]] = defaultdict(lambda: [0.0, 0, 0])
     for event in device_events(events):
         at = calls.get(event.get("args", {}).get("correlation"))
-        sums = ranges["" if at is None else _innermost(opened, starts, at)]
+        sums = ranges["" if at is None else _innermost_range(opened, starts, at)]
         sums[0] += float(event.get("dur", 0.0)) / 1e6
         sums[1 if event["cat"] == KERNEL else 2] += 1
     return {name: Range(busy, int(kernels), int(copies)) for name, (busy, kernels, copies) in ranges.items()}
 
 
-def _innermost(opened: Sequence[tuple[float, float, str]], starts: Sequence[float], at: float) -> str:
+def _innermost_range(opened: Sequence[tuple[float, float, str]], starts: Sequence[float], at: float) -> str:
     """Name of the range opened last among those that are open at time `at`; "" if none is."""
     for k in range(bisect.bisect_right(starts, at) - 1, -1, -1):
         if opened[k][1] >= at:

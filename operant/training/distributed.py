@@ -409,7 +409,7 @@ def _lane_axis(name: str, tensor: Tensor, lanes: int) -> int | None:
     return axis if axis is not None and tensor.ndim > max(axis, 0) and tensor.shape[axis] == lanes else None
 
 
-def _gathered(tensor: Tensor, axis: int, device: torch.device, exchange: Exchange) -> Tensor:
+def _gather_lanes(tensor: Tensor, axis: int, device: torch.device, exchange: Exchange) -> Tensor:
     """Gather the lanes of all ranks, along `axis`, into one CPU tensor, a limited number of bytes at a time. A
     collective call.
     """
@@ -433,7 +433,7 @@ def whole_state(algo: Algorithm, tier: Tier, exchange: Exchange) -> dict[str, Te
         elif name in _SUMS:
             tensors[name] = exchange.gather(tensor[None]).sum(0).to("cpu", copy=True)  # sync: a checkpoint
         elif (axis := _lane_axis(name, tensor, algo.world.count)) is not None:
-            tensors[name] = _gathered(tensor, axis, algo.device, exchange)
+            tensors[name] = _gather_lanes(tensor, axis, algo.device, exchange)
         else:
             tensors[name] = tensor.detach().to("cpu", copy=True)  # sync: a checkpoint
     exchange.counts = True

@@ -81,7 +81,7 @@ class WatchedLanes:
         self._painter = worlds.painter(self._world)
         # One buffer for all sizes: a change of size neither allocates nor captures.
         self._pixels = torch.zeros(lanes * LARGEST * LARGEST * 3, dtype=torch.uint8, device=device)
-        self._canvases = functools.cache(self._canvas)
+        self._canvases = functools.cache(self._bind_canvas)
         self._event = torch.cuda.Event() if device.type == "cuda" else None
         self._host = (
             torch.zeros(len(self._pixels), dtype=torch.uint8, pin_memory=True)
@@ -98,7 +98,7 @@ class WatchedLanes:
         self._plays[mode]()
         self._painter(self._canvases(size))
         if self._event is not None:
-            used = self._used(size)
+            used = self._frame_bytes(size)
             self._host[:used].copy_(self._pixels[:used], non_blocking=True)
             self._event.record()
 
@@ -110,15 +110,15 @@ class WatchedLanes:
         """Return the newest frames, (lanes, size, size, 3) bytes, valid until the next `draw`. Call once they have
         arrived.
         """
-        return self._bytes[: self._used(size)]
+        return self._bytes[: self._frame_bytes(size)]
 
-    def _used(self, size: int) -> int:
+    def _frame_bytes(self, size: int) -> int:
         """Bytes of the frames of all lanes with sides of `size` pixels."""
         return self.lanes * size * size * 3
 
-    def _canvas(self, size: int) -> Any:
+    def _bind_canvas(self, size: int) -> Any:
         """Bind the frame buffer as a canvas for frames with sides of `size` pixels."""
-        return self._painter.bind(self._pixels[: self._used(size)].view(self.lanes, size, size, 3))
+        return self._painter.bind(self._pixels[: self._frame_bytes(size)].view(self.lanes, size, size, 3))
 
     def _play_greedily(self) -> None:
         """Step every watched lane with the policy's mode."""

@@ -88,7 +88,7 @@ class Trainer:
 
         # Checkpoints.
         self.store = Store(
-            folder / "checkpoints", run_uuid=document["uuid"], keep=config.checkpoint.keep, report=self._not_saved
+            folder / "checkpoints", run_uuid=document["uuid"], keep=config.checkpoint.keep, report=self._report_store
         )
         self._failures, self._problem = 0, ""
         self._saved_s = time.monotonic()  # start of the last save
@@ -103,7 +103,7 @@ class Trainer:
             environment_code=code,
             saves=config.checkpoint.replay,
         )
-        incomparable = None if start is None else self._restore(*start)
+        incomparable = None if start is None else self._load_checkpoint(*start)
 
         # Evaluation. From `begin` on, a stop waits for the end of an iteration.
         self.evaluator = TargetEvaluator(self.algo.actor, config) if config.eval.every else None
@@ -162,9 +162,9 @@ class Trainer:
     def say(self, line: str, *, level: str = "info", code: str = "note") -> None:
         """Write a line to the log and to the run's events. Thread-safe."""
         log.log(_LEVELS[level], "%s", line)
-        self._event(line, level=level, code=code)
+        self._write_event(line, level=level, code=code)
 
-    def _event(self, line: str, *, level: str = "info", code: str = "note") -> None:
+    def _write_event(self, line: str, *, level: str = "info", code: str = "note") -> None:
         """Write a line to the run's events but not to the log, which already has it in other words or does not
         need it.
         """
@@ -208,7 +208,7 @@ class Trainer:
         self.watcher.request("sampled" if mode == "sampled" else "greedy", size, until_s)
         if self.watcher.unavailable_reason and "live view" not in self._reported:
             self._reported.add("live view")
-            self._event(f"the agent cannot be watched: {self.watcher.unavailable_reason}")
+            self._write_event(f"the agent cannot be watched: {self.watcher.unavailable_reason}")
 
     # LOOP
 
@@ -231,20 +231,20 @@ class Trainer:
                         )  # sync: overlapped updates of the failed step must not tear the checkpoint
                     self._save(wait=True)
                 states = {DivergedError: "diverged", StoppedError: "stopped", DeviceError: "gpu_fault"}
-                self._end(states.get(type(error), "failed"), error)
+                self._end_run(states.get(type(error), "failed"), error)
                 raise
             except Exception as error:
                 if (stop := self.requests.stop) is not None and self.iteration == first:
                     # A signal to the whole process group also ends compilers, which fails the compilation.
                     stopped = StoppedError(f"stopped by {stop.by} in the first iteration, with nothing to save")
-                    self._end("stopped", stopped)
+                    self._end_run("stopped", stopped)
                     raise stopped from error
                 fault = device_error(error)
-                self._end(("oom" if out_of_memory(error) else "gpu_fault") if fault else "failed", fault or error)
+                self._end_run(("oom" if out_of_memory(error) else "gpu_fault") if fault else "failed", fault or error)
                 if fault is not None:
                     raise fault from error
                 raise
-            self._end("finished", None)
+            self._end_run("finished", None)
 
     def _loop(self) -> None:
         """Run training iterations, with evaluations, checkpoints and requests between them, until the run is
@@ -282,7 +282,7 @@ class Trainer:
             evaluates = self.evaluator is not None and self.iteration % config.eval.every == 0
             last = self.evaluator is not None and self.step >= config.run.steps  # evaluated below
             if not_finite := meters.after(self.step, evaluation_follows=evaluates or last):
-                self._diverged(not_finite)
+                self._end_diverged(not_finite)
             if evaluates:
                 solved = self._evaluate()
             if self.iteration % config.checkpoint.every == 0 or self._is_save_due():
@@ -293,7 +293,7 @@ class Trainer:
                 self._serve_requests()
         if self.evaluator is not None and self.last_evaluation != self.iteration:
             solved = self._evaluate()
-        self._finish()
+        self._save_last()
         reached = (
             f"target {config.run.target:g} reached" if solved and config.run.target is not None else "all steps done"
         )
@@ -324,7 +324,7 @@ class Trainer:
         if self.requests.paused_by is not None and self.requests.stop is None:
             self._pause(self.requests.paused_by)
         if self.requests.stop is not None:
-            self._stop(self.requests.stop)
+            self._stop_run(self.requests.stop)
 
     def _pause(self, by: str) -> None:
         """Wait until the run is resumed or stopped; `by` is the name of the person who paused it. Training state does
@@ -354,20 +354,20 @@ class Trainer:
             self.say(f"resumed after {text.duration(waited_s)}", code="unpause")
         requests.answer("unpause", "done", f"training resumed at step {self.step:,}")
 
-    def _finish(self) -> None:
+    def _save_last(self) -> None:
         """Publish the last record of metrics and write the last checkpoint of a run."""
         if not_finite := self.meters.flush(self.step):
-            self._diverged(not_finite)
+            self._end_diverged(not_finite)
         self._save(wait=True)
 
-    def _stop(self, stop: Stop) -> None:
+    def _stop_run(self, stop: Stop) -> None:
         """End the run because of the request `stop`: publish the last record of metrics, write a checkpoint, and raise
         StoppedError.
         """
         self.announce_stop()
         if not stop.number:
             self._update_document(stopped_by=stop.by)
-        self._finish()
+        self._save_last()
         saved = (
             "with a checkpoint"
             if not self._failures
@@ -375,7 +375,7 @@ class Trainer:
         )
         raise StoppedError(f"stopped by {stop.by} at step {self.step:,}, {saved}")
 
-    def _end(self, state: str, error: Exception | None) -> None:
+    def _end_run(self, state: str, error: Exception | None) -> None:
         """Write the run's last event and terminal `state`, once the pending checkpoint is complete and the metrics
         history is on disk. `error` is the cause, None if the run is complete.
         """
@@ -386,7 +386,7 @@ class Trainer:
                 str(error).split("\n", 1)[0] if isinstance(error, OperantError) else f"{type(error).__name__}: {error}"
             )
             about = {"stopped": "stop", "diverged": "diverged"}.get(state, "fault")
-            self._event(line, level="info" if state == "stopped" else "error", code=about)
+            self._write_event(line, level="info" if state == "stopped" else "error", code=about)
         for verb in ("stop", "pause", "unpause", "checkpoint"):
             self.requests.answer(verb, "done" if verb == "stop" else "failed", f"{state} at step {self.step:,}")
         self.watcher.close()
@@ -441,7 +441,7 @@ class Trainer:
         best = result.mean > self.best_mean
         self.best_mean = max(self.best_mean, result.mean)
         if not_finite := self.meters.evaluated(self.step, result.mean, self.best_mean):
-            self._diverged(not_finite)
+            self._end_diverged(not_finite)
         if target is not None and outcome.first is not None:
             self.say(describe(outcome, target))
         interval = "" if result.ci95 is None else f" ±{text.number(result.ci95)}"
@@ -477,7 +477,7 @@ class Trainer:
 
     # CHECKPOINTS
 
-    def _document(self) -> dict[str, Any]:
+    def _checkpoint_scalars(self) -> dict[str, Any]:
         """Make the scalars that a checkpoint stores in addition to its tensors: progress and evaluations."""
         progress = {
             "step": self.step,
@@ -509,7 +509,11 @@ class Trainer:
         """Start saving a checkpoint. `last`: it may be the session's last; with `wait` return once it is on disk."""
         self._saved_s = time.monotonic()
         self.snapshots.save(
-            self.step, self._document(), best=save.best, last=last, done=functools.partial(self._confirm_save, save)
+            self.step,
+            self._checkpoint_scalars(),
+            best=save.best,
+            last=last,
+            done=functools.partial(self._confirm_save, save),
         )
         if wait:
             self.store.wait()
@@ -531,18 +535,20 @@ class Trainer:
                 if replay_s is None
                 else f", with its replay ({text.size(self.snapshots.replay_bytes)} in {replay_s:.2g} s)"
             )
-            self._event(f"checkpoint of step {save.step:,}{', best' if save.best else ''}{replay}", code="checkpoint")
+            self._write_event(
+                f"checkpoint of step {save.step:,}{', best' if save.best else ''}{replay}", code="checkpoint"
+            )
             self.requests.answer_all(save.requests, "done", f"checkpoints/{path.name}")
         self.writer.set_checkpoint_failures(self._failures)
 
-    def _not_saved(self, line: str) -> None:
+    def _report_store(self, line: str) -> None:
         """Log a message of the checkpoint store: about a failed save, a checkpoint skipped on load, or a file that
         could not be deleted. Thread-safe.
         """
         self._problem = line
         self.say(line, level="warn", code="checkpoint")
 
-    def _restore(self, checkpoint: Checkpoint, before: Config) -> str | None:
+    def _load_checkpoint(self, checkpoint: Checkpoint, before: Config) -> str | None:
         """Load a checkpoint that was made with configuration `before`. Returns None, or the reason why returns before
         and after it are not comparable.
         """
@@ -559,14 +565,16 @@ class Trainer:
             self.best_mean = float("-inf")
         return incomparable
 
-    def _diverged(self, not_finite: NotFinite) -> None:
+    def _end_diverged(self, not_finite: NotFinite) -> None:
         """End a diverged run: save its non-finite state apart from the checkpoints, for a post-mortem, and raise
         DivergedError. Earlier checkpoints stay.
         """
         parameters = self.algo.actor.not_finite()
         names = ", ".join([*parameters[:6], *not_finite.columns[:6]]) or "a loss"
         self.store.wait()
-        self.store.quarantine(self.step, self.team.state(self.algo, "train"), self._document(), session=self.session)
+        self.store.quarantine(
+            self.step, self.team.state(self.algo, "train"), self._checkpoint_scalars(), session=self.session
+        )
         last, first = self.store.newest(), not_finite.first
         last_checkpoint = (
             f"the last finite checkpoint is that of step {last.manifest.step:,}"

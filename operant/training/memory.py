@@ -52,7 +52,7 @@ class Footprint(NamedTuple):
         return self.fixed_bytes + self.update_bytes
 
 
-class _Storages(TorchDispatchMode):
+class _StorageCounter(TorchDispatchMode):
     """Torch dispatch mode that counts the bytes of live storages created while it is active."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ def _measure(config: Config, lanes: int, updates: bool = True) -> Footprint:
     """Measure the memory of a run with `lanes` lanes on the CPU: its buffers, and with `updates` the peak of one
     iteration.
     """
-    with _Storages() as storages:
+    with _StorageCounter() as storages:
         small = building.with_lanes(config, lanes)
         algo = building.build(replace(small, algo=building.estimate(small).trial), "cpu")
         algo.start()

@@ -43,7 +43,7 @@ class NotFinite(NamedTuple):
         return advice(config, self.first)
 
 
-def _sections(algo: Algorithm) -> tuple[str, ...]:
+def _timed_sections(algo: Algorithm) -> tuple[str, ...]:
     """Names of an iteration's timed sections: the algorithm's phases, the parts of a host world's step, evaluation and
     checkpoints.
     """
@@ -105,7 +105,7 @@ def specs_for(algo: Algorithm, exchange: Exchange = SOLO, *, first_evaluation: s
         ),
         *(
             MetricSpec(f"seconds/{phase}", f"{phase} time", "s", kind="counter", order=BOOKKEEPING + 10)
-            for phase in _sections(algo)
+            for phase in _timed_sections(algo)
         ),
         MetricSpec("memory/allocated_bytes", "memory in use", "bytes", order=BOOKKEEPING + 20),
         MetricSpec("memory/reserved_bytes", "memory reserved", "bytes", order=BOOKKEEPING + 20),
@@ -172,7 +172,7 @@ class Meters:
             slice(stats, stats + sums),
         )
         # phase name to column
-        self._phases = dict(zip((phase.name for phase in algo.phases), _sections(algo), strict=False))
+        self._phases = dict(zip((phase.name for phase in algo.phases), _timed_sections(algo), strict=False))
         self._totals = torch.zeros(stats + sums, dtype=torch.float64, device=self._device)
         self._iteration = torch.full((1,), iteration, dtype=torch.int64, device=self._device)
         self._first_bad = torch.full((1,), _NEVER, dtype=torch.int64, device=self._device)
@@ -182,7 +182,7 @@ class Meters:
         self._nonfinite = NonFiniteCheck(algo.rollout, self._first_bad)
         self._accumulate = Graphed(self._accumulate_once, self._device)
         self._timed: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._seconds: dict[str, float] = dict.fromkeys(_sections(algo), 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(_timed_sections(algo), 0.0)
         self._host_seconds = dict(algo.world.seconds)
         self._pending: _Pending | None = None
         self._iterations, self._done, self._published_step = 0, 0, step
@@ -233,7 +233,7 @@ class Meters:
         """Exclude `seconds` of waiting from the training rate (steps/s)."""
         self._since += seconds
 
-    def _evaluation(self) -> dict[str, float]:
+    def _evaluation_values(self) -> dict[str, float]:
         """Values of the newest evaluation and of the best one, by metric."""
         return {"eval/return": self._eval_return, "eval/best_return": self._best_return}
 
@@ -265,7 +265,7 @@ class Meters:
         """
         not_finite = self._publish_arrived(wait=True)
         if self._iterations:
-            self._drain(keep=0)
+            self._read_timers(keep=0)
             self._begin_copy(step)
             not_finite = self._publish_arrived(wait=True) or not_finite
         return not_finite
@@ -285,9 +285,9 @@ class Meters:
     def _limit_lead(self) -> None:
         """Wait, on a GPU, until the host is at most one training iteration ahead."""
         if self._cuda:
-            self._drain(keep=2)
+            self._read_timers(keep=2)
 
-    def _drain(self, keep: int) -> None:
+    def _read_timers(self, keep: int) -> None:
         """Add the durations of timed phases to their sections, in seconds, waiting for their CUDA events; the newest
         `keep` stay queued.
         """
@@ -330,7 +330,7 @@ class Meters:
                 return None
             pending.event.synchronize()  # sync: the last record of a run
         self._pending = None
-        values = self._values(pending, self._host.tolist())
+        values = self._record_values(pending, self._host.tolist())
         self._publish(pending.step, values)
         first_bad = int(self._host_bad)
         if first_bad == _NEVER:
@@ -353,7 +353,7 @@ class Meters:
         self._writer.publish(step, [values[metric.name] for metric in self._writer.metrics], flags=flags)
         self._published_step, self._last_values = step, values
 
-    def _values(self, pending: _Pending, totals: list[float]) -> Mapping[str, float]:
+    def _record_values(self, pending: _Pending, totals: list[float]) -> Mapping[str, float]:
         """Compute the values of a record (row of the metrics file) by column from the sums `totals`: means over
         iterations, and sums and means over episodes.
         """
@@ -365,7 +365,7 @@ class Meters:
             return sums[row] / episodes if episodes else math.nan
 
         steps = pending.step - self._published_step
-        allocated, reserved = self._memory()
+        allocated, reserved = self._memory_bytes()
         values = {
             "return": mean(RETURN),
             "length": mean(LENGTH),
@@ -373,7 +373,7 @@ class Meters:
             "iterations": float(pending.iterations),
             # The first record's time is mostly compilation.
             "sps": steps / pending.training_s if self._last_values and pending.training_s > 0 else math.nan,
-            **self._evaluation(),
+            **self._evaluation_values(),
             "memory/allocated_bytes": allocated,
             "memory/reserved_bytes": reserved,
         }
@@ -389,7 +389,7 @@ class Meters:
         values |= {f"seconds/{phase}": seconds for phase, seconds in pending.seconds.items()}
         return values | {f"tally/{name}": mean(TALLIES + k) for k, name in enumerate(algo.world.spec.tally)}
 
-    def _memory(self) -> tuple[float, float]:
+    def _memory_bytes(self) -> tuple[float, float]:
         """Memory of this process: allocated and reserved bytes on a GPU, resident bytes and NaN on a CPU."""
         if self._cuda:
             return float(torch.cuda.memory_allocated(self._device)), float(torch.cuda.memory_reserved(self._device))

@@ -82,7 +82,7 @@ def require_first_start(folder: Path, document: Mapping[str, object], environmen
         launcher = ", or the same launch command with --resume last after the folder (and --max-restarts=0)"
         raise UsageError(
             f"{again}; a run is not restarted automatically. "
-            f"{resume_advice(folder)}{launcher if _resumes(folder) else ''}"
+            f"{resume_advice(folder)}{launcher if _has_checkpoint(folder) else ''}"
         )
 
 
@@ -90,12 +90,12 @@ def resume_advice(folder: Path) -> str:
     """Advise the user, after the end of a run of several ranks, how to continue: the command that resumes it, or a new
     run.
     """
-    if _resumes(folder):
+    if _has_checkpoint(folder):
         return f"To continue from the last checkpoint: operant resume {folder.name}"
     return "It has no checkpoint to continue from: start a new run"
 
 
-def _resumes(folder: Path) -> bool:
+def _has_checkpoint(folder: Path) -> bool:
     """Whether the run of a folder has a checkpoint to resume from."""
     return any((folder / "checkpoints").glob("step-*"))
 
@@ -122,10 +122,10 @@ def assign_gpus(
     `resume`: the run has trained before, so a GPU that is missing is noted rather than refused.
     """
     if this.launcher is not None:
-        if run.gpus and _count(run.gpus, visible) != this.ranks:
+        if run.gpus and _gpu_count(run.gpus, visible) != this.ranks:
             raise ConfigError(
                 "the number of ranks",
-                [f"run.gpus: {this.launcher} has started {this.ranks} ranks (got {_plain(run.gpus)})"],
+                [f"run.gpus: {this.launcher} has started {this.ranks} ranks (got {_gpus_text(run.gpus)})"],
             )
         on_gpus = visible > 0 and run.device in ("auto", "cuda")
         if on_gpus and this.local_ranks > visible:
@@ -138,7 +138,7 @@ def assign_gpus(
         return Placement(this.rank, run.ranks, this.local_rank, run.ranks), (), None
     if not visible:
         raise MachineError(
-            f"no GPU for run.gpus = {_plain(run.gpus)}: torch finds no GPU on this machine. To train on the "
+            f"no GPU for run.gpus = {_gpus_text(run.gpus)}: torch finds no GPU on this machine. To train on the "
             f"CPU: run.gpus=0 run.ranks=2, "
             "or see `operant doctor`"
         )
@@ -149,12 +149,12 @@ def assign_gpus(
     if len(existing) < len(requested) and not resume:
         missing = ", ".join(str(index) for index in requested if index >= visible)
         raise MachineError(
-            f"run.gpus = {_plain(run.gpus)}: this machine has {visible} GPU{'s' * (visible != 1)}; there is no GPU "
+            f"run.gpus = {_gpus_text(run.gpus)}: this machine has {visible} GPU{'s' * (visible != 1)}; there is no GPU "
             f"{missing}"
         )
     if not existing:
         raise MachineError(
-            f"run.gpus = {_plain(run.gpus)}: these GPUs do not exist on this machine, which has {visible}: use "
+            f"run.gpus = {_gpus_text(run.gpus)}: these GPUs do not exist on this machine, which has {visible}: use "
             f"run.gpus=all"
         )
     count = next(count for count in COUNTS if count <= len(existing))
@@ -185,12 +185,12 @@ def resume_keys(run: Any, this: Placement, device: torch.device) -> dict[str, An
     return {"ranks": this.ranks, "device": "auto" if run.gpus else str(device)}
 
 
-def _count(gpus: int | str | Sequence[int], visible: int) -> int:
+def _gpu_count(gpus: int | str | Sequence[int], visible: int) -> int:
     """Number of GPUs that `run.gpus` requests, of `visible` ones."""
     return len(gpus) if isinstance(gpus, list) else visible if gpus == "all" else int(gpus)  # type: ignore[arg-type]
 
 
-def _plain(gpus: object) -> str:
+def _gpus_text(gpus: object) -> str:
     """Format the value of `run.gpus` without spaces, as on a command line."""
     return str(gpus).replace(" ", "")
 

@@ -191,14 +191,14 @@ class Requests:
         if number == signal.SIGINT:
             self._pressed_s = now_s
             if pressed_s > 0 and now_s - pressed_s > _ONE_PRESS_S:
-                self._leave(KILLED_CODE)
+                self._exit_now(KILLED_CODE)
         name = signal.Signals(number).name
         self.ask_stop(Stop(number, name))
         if self._announced:
             return
         self._announced = True
         if self.reporter is None:
-            self._deadline = _later(START_DEADLINE_S, self._give_up)
+            self._deadline = _start_timer(START_DEADLINE_S, self._give_up)
         else:
             self.reporter.announce_stop()
             self.reporter.say(
@@ -210,7 +210,7 @@ class Requests:
     def _give_up(self) -> None:
         """Exit the process if training has not begun yet: a stop could not interrupt it in time."""
         if self._starting:
-            self._leave(StoppedError.exit_code)
+            self._exit_now(StoppedError.exit_code)
 
     # REQUESTING
 
@@ -251,9 +251,11 @@ class Requests:
             self.answer("unpause", "done", "the run was not paused" if paused is None else "the run had not paused yet")
         return "resumes"
 
-    def _leave(self, code: int) -> None:
+    def _exit_now(self, code: int) -> None:
         """Exit the process at once with `code`, after announcing it if that takes less than a second."""
-        deadline = _later(_LAST_WORD_S, lambda: os._exit(code))  # a blocked terminal or disk must not delay the exit
+        deadline = _start_timer(
+            _LAST_WORD_S, lambda: os._exit(code)
+        )  # a blocked terminal or disk must not delay the exit
         if self.reporter is not None:
             self.reporter.announce_exit(code)
         deadline.cancel()
@@ -288,7 +290,7 @@ class Requests:
         return None
 
 
-def _later(seconds: float, act: Callable[[], object]) -> threading.Timer:
+def _start_timer(seconds: float, act: Callable[[], object]) -> threading.Timer:
     """Start a daemon timer that calls `act` after `seconds`; returns it."""
     timer = threading.Timer(seconds, act)
     timer.daemon = True

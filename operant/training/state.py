@@ -123,7 +123,7 @@ class Snapshots:
         # unless it replaces a checkpoint of this step that holds all.
         self._store.wait()
         saved = False
-        if self._saves_replay and (self._complete_step == step or (not best and (last or self._is_time()))):
+        if self._saves_replay and (self._complete_step == step or (not best and (last or self._may_save_replay()))):
             began_s = time.monotonic()
             saved = self._store.replays.save(step, self._whole_replay(), session=self._session)
             self._saved_s = time.monotonic()
@@ -148,7 +148,7 @@ class Snapshots:
             done=lambda path: done(path, replay_s),
         )
 
-    def _is_time(self) -> bool:
+    def _may_save_replay(self) -> bool:
         """Whether the replay may be saved now. Training waits for that, which may cost at most a twentieth of the time
         since the last save.
         """

@@ -103,8 +103,8 @@ def describe(outcome: Outcome, target: float) -> str:
     assert first is not None
     verdict = "confirm it" if outcome.reached else "do not confirm it"
     return (
-        f"the target {target:g} is reached by {_formatted(first)}; {confirmation.episodes:,} fresh episodes, "
-        f"{_formatted(confirmation)}, {verdict}"
+        f"the target {target:g} is reached by {_mean_text(first)}; {confirmation.episodes:,} fresh episodes, "
+        f"{_mean_text(confirmation)}, {verdict}"
     )
 
 
@@ -138,6 +138,6 @@ def _next_lower_bound(evaluation: Evaluation) -> float:
     return evaluation.mean - _TWO_MEANS * (evaluation.ci95 or 0.0)
 
 
-def _formatted(evaluation: Evaluation) -> str:
+def _mean_text(evaluation: Evaluation) -> str:
     """Format an evaluation's mean with its 95 % interval."""
     return text.number(evaluation.mean) + ("" if evaluation.ci95 is None else f" ±{text.number(evaluation.ci95)}")

@@ -75,7 +75,7 @@ class Team:
             timeout_s=timeout_s,
             multi_node=placement.multi_node,
         )
-        self._leader.on_lost, self._leader.on_stop = self._lost, self._stop
+        self._leader.on_lost, self._leader.on_stop = self._on_lost, self._on_stop
 
     def join(
         self,
@@ -94,7 +94,7 @@ class Team:
         if self._leader is None:
             return
         building.require_shared(config, self._leader.ranks)
-        self._leader.wait(ranks.JOIN_S, self._missing)
+        self._leader.wait(ranks.JOIN_S, self._require_alive)
         address = self._leader.addresses[0]
         store = distributed.host_store("" if len(self._leader.addresses) > 1 else address)
         self._leader.command(
@@ -113,7 +113,7 @@ class Team:
             store, 0, self._leader.ranks, device, multi_node=len(self._leader.addresses) > 1
         )
 
-    def _missing(self) -> None:
+    def _require_alive(self) -> None:
         """Check that no other rank (process) has exited before joining. Raises MachineError."""
         if ended := self._local_ranks.ended():
             raise MachineError(f"rank {ended[0]} ended before it had joined: {ended[1]}")
@@ -169,14 +169,14 @@ class Team:
             leader.end(None if error is None else f"rank 0: {error}", code)
         self._local_ranks.close()
 
-    def _stop(self, name: str) -> None:
+    def _on_stop(self, name: str) -> None:
         """Stop the run after the current iteration, because another rank received the signal `name`."""
         self._request_stop(name)
         if self.reporter is not None:
             self.reporter.announce_stop()
             self.reporter.say(f"{name}: stops after this iteration with a checkpoint", code="stop")
 
-    def _lost(self, lost: peers.Lost) -> None:
+    def _on_lost(self, lost: peers.Lost) -> None:
         """Report a lost rank and exit the process; the watching thread calls it. The run's state stays open, which
         marks it as crashed, unless the rank reported its error.
         """
@@ -212,7 +212,7 @@ class Member:
             placement.ranks,
             versions=ranks.versions(),
             join_s=ranks.JOIN_S,
-            on_lost=_leave,
+            on_lost=_exit_lost,
             parent=parent,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -253,9 +253,9 @@ class Member:
             algo.start()
         else:
             state.resume(algo, self._folder / "checkpoints", setup["uuid"], setup["step"], exchange)
-        self._work(algo, exchange)
+        self._execute_commands(algo, exchange)
 
-    def _work(self, algo: Algorithm, exchange: Exchange) -> None:
+    def _execute_commands(self, algo: Algorithm, exchange: Exchange) -> None:
         """Execute rank 0's commands ("iterate", "state", "end") on this rank's share of the run until the end."""
         done = 0
         self._peer.rank_metrics = lambda: distributed.rank_metrics(algo.device, exchange, done)
@@ -285,7 +285,7 @@ class Member:
             self._peer.fail(sentence, error.exit_code if isinstance(error, OperantError) else 1)
 
 
-def _leave(lost: peers.Lost) -> None:
+def _exit_lost(lost: peers.Lost) -> None:
     """Log the loss of rank 0 and exit the process."""
     log.error("%s: this rank ends", lost.message)
     os._exit((lost.code or 1) & 0xFF)

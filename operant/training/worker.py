@@ -66,7 +66,7 @@ def _copy_sources(folder: Path, config: Config) -> dict[str, str]:
             )
         copied.parent.mkdir(mode=0o700, exist_ok=True)
         if copied.is_symlink() or not copied.is_file() or copied.read_bytes() != content:
-            _replace(copied, content)
+            _replace_file(copied, content)
     return names
 
 
@@ -98,7 +98,7 @@ def prepare(
     flags = [*(["--resume", resume] if resume is not None else []), *["--trust"] * trusted]
     command = [*launch.module_command("operant.training.worker"), str(folder), *flags]
     with contextlib.ExitStack() as undo:
-        request = _request(folder, document, resume)
+        request = _read_request(folder, document, resume)
         local_ranks = ranks.LocalRanks(command, folder, request.ranks() if placement.launcher is None else 1)
         undo.callback(local_ranks.close, 0.0)
         config = load_config(
@@ -133,7 +133,7 @@ def prepare(
     return trainer, team
 
 
-def _request(folder: Path, document: dict[str, Any], resume: str | None) -> Request:
+def _read_request(folder: Path, document: dict[str, Any], resume: str | None) -> Request:
     """Read the configuration that a run requests from its `document` (run.json); for a resume the one in the run's
     folder.
     """
@@ -182,7 +182,7 @@ def _resolve_lanes(
     return config, warnings
 
 
-def _start(folder: Path, uuid: str, request: Request, config: Config, resume: str, trusted: bool) -> Start:
+def _load_start(folder: Path, uuid: str, request: Request, config: Config, resume: str, trusted: bool) -> Start:
     """Load the checkpoint of a resume and its configuration, and check that it is compatible with `config`. `resume` is
     "last", "best" or a step; `trusted` allows code in the run folder to run. Raises OperantError.
     """
@@ -223,7 +223,7 @@ def _build_trainer(
 
     (device, team, placement), values = where, resuming.comparable(config)
     config, warnings = _resolve_lanes(config, device, placement.ranks, phase)
-    start = None if resume is None else _start(folder, document["uuid"], request, config, resume, trusted)
+    start = None if resume is None else _load_start(folder, document["uuid"], request, config, resume, trusted)
     config = resuming.completed(config, None if start is None else start[1])
     if placement.ranks > 1:
         phase(f"waiting for {placement.ranks - 1} other rank{'s' * (placement.ranks > 2)}")
@@ -251,7 +251,7 @@ def _build_trainer(
 
     def write(config: Config) -> None:
         copied = _copy_sources(folder, config)
-        _replace(folder / "config.toml", configuration.to_toml(config, **copied).encode())
+        _replace_file(folder / "config.toml", configuration.to_toml(config, **copied).encode())
         runs.update_document(folder, sources=trust.hashes(folder, copied.values()))
 
     if start is None:
@@ -267,7 +267,7 @@ def _build_trainer(
     return trainer
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _replace_file(path: Path, content: bytes) -> None:
     """Replace a file's content atomically. Raises MachineError."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -381,7 +381,7 @@ def _train_follower(folder: Path, resume: str | None, trusted: bool, placement: 
     config, problem = None, None
     try:
         config = load_config(
-            _request(folder, runs.read_json(folder / "run.json"), resume), trusted, placement.local_rank
+            _read_request(folder, runs.read_json(folder / "run.json"), resume), trusted, placement.local_rank
         )
     except OperantError as error:  # reported to rank 0 once connected
         problem = error
@@ -439,7 +439,7 @@ def _train_launched(folder: Path, resume: str | None, trusted: bool, placement: 
     return code
 
 
-class _Plain(logging.Formatter):
+class _SafeFormatter(logging.Formatter):
     """Log formatter that escapes control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -449,7 +449,7 @@ class _Plain(logging.Formatter):
 def write_log() -> None:
     """Configure logging to stderr: Operant's lines and other packages' warnings, with control characters escaped."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Plain("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    handler.setFormatter(_SafeFormatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     log.setLevel(logging.INFO)
 
@@ -461,7 +461,7 @@ def keeping_log(folder: Path) -> Iterator[None]:
     """
     with os.fdopen(launch.open_log(folder), "a", encoding="utf-8", errors="replace") as file:
         handler = logging.StreamHandler(file)
-        handler.setFormatter(_Plain("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+        handler.setFormatter(_SafeFormatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
         logging.getLogger().addHandler(handler)
         file.write(f"{launch.session_line()}\n")
         try:

@@ -30,6 +30,6 @@ def test_the_policy_computes_in_the_precision_that_it_was_trained_in(monkeypatch
     checkpoint = SimpleNamespace(
         path="a/checkpoint", tensors={f"policy/{name}": tensor for name, tensor in trained.tensors().items()}
     )
-    played = load_policy._policy(config, checkpoint, CPU)
+    played = load_policy._build_policy(config, checkpoint, CPU)
     assert asked == [precision]
     assert all(torch.equal(tensor, trained.tensors()[name]) for name, tensor in played.tensors().items())

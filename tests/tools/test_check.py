@@ -78,7 +78,7 @@ MOVE = "    s[X] += s[X_DOT]\n"
 def findings(tmp_path, monkeypatch):
     """Check GOOD with replacements, for one architecture and without timing."""
     monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
-    monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
+    monkeypatch.setattr(module, "_measure_speed", lambda env: Finding("speed", True, "not measured"))
 
     def run(*replacements: tuple[str, str]) -> dict[str, Finding]:
         path = tmp_path / "mine.py"
@@ -95,7 +95,7 @@ def findings(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_each_check_is_reported_before_its_finding(monkeypatch):
     monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
-    monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
+    monkeypatch.setattr(module, "_measure_speed", lambda env: Finding("speed", True, "not measured"))
     told = []
     for finding in check(FILL_IN_SHARDS, lanes=16, steps=20, report=told.append):
         told.append(finding)
@@ -412,7 +412,7 @@ def test_dependent_shards_are_a_finding(env, words):
 @pytest.mark.slow
 def test_shards_are_checked_alone_and_together(monkeypatch):
     monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
-    monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
+    monkeypatch.setattr(module, "_measure_speed", lambda env: Finding("speed", True, "not measured"))
     found = {finding.name: finding for finding in check(FILL_IN_SHARDS, lanes=16, steps=20)}
     assert all(finding.passed for finding in found.values()), found
     assert "legal the whole mask, in 3 independent shards" in found[WRITES].detail
@@ -482,7 +482,7 @@ def test_broken_masks_are_findings(what, findings, monkeypatch):
 @pytest.mark.soak
 def test_a_masked_grid_passes(monkeypatch):
     monkeypatch.setattr(module, "compiles_for_cuda", lambda guarded: [])
-    monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
+    monkeypatch.setattr(module, "_measure_speed", lambda env: Finding("speed", True, "not measured"))
     found = list(check(FILL, lanes=32, steps=40))
     assert all(finding.passed for finding in found), found
 
