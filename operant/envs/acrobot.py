@@ -59,8 +59,8 @@ def reset(s, p, key):
 
 @device
 def accelerations(theta_1, theta_2, dot_1, dot_2, torque, p):
-    """Angular accelerations of acrobot's two links, rad/s^2, from their angles, their velocities and the torque between
-    them (Sutton & Barto, Reinforcement Learning, acrobot example).
+    """Angular accelerations of acrobot's two links, rad/s^2, from their angles, their velocities (`dot_1`, `dot_2`) and
+    the torque between them (Sutton & Barto, Reinforcement Learning, acrobot example).
     """
     sin_2, cos_2 = math.sin(theta_2), math.cos(theta_2)
     coupling = p.mass_2 * p.length_1 * p.centre_2

@@ -136,12 +136,11 @@ def _break_brick(words, brick):
 @device_call
 def _earlier_collision(best, edge, low, high, along, across, speed_along, speed_across, ball, target, sideways):
     """Compute the collision of the ball with one edge within a frame, and return the earlier of it and the collision
-    `best`.
+    `best`. The edge lies at coordinate `edge` on the axis `along` and spans [low, high] on the axis `across`.
 
-    A collision is (time in frames, overlap, along, across, target, sideways). The edge lies at coordinate `edge` on the
-    axis `along` and spans [low, high] on the axis `across`. `along` and `across` are the ball's upper left corner,
-    before the frame as arguments and at the collision in the result. `sideways`: the collision reflects vx, not vy. Of
-    simultaneous collisions the larger overlap wins, then the first.
+    A collision is (time in frames, overlap, along, across, target, sideways). `along` and `across` are the ball's upper
+    left corner, before the frame as arguments and at the collision in the result. `sideways`: the collision reflects
+    vx, not vy. Of simultaneous collisions the larger overlap wins, then the first.
     """
     size = ball if speed_along > float32(0.0) else float32(0.0)
     t = (edge - (along + size)) / speed_along

@@ -41,10 +41,10 @@ def game(
     ranges: Mapping[str, tuple[float | None, float | None]],
     **functions: Any,
 ) -> Env:
-    """Declare the environment of a card game that ends when its decks are dealt.
-
-    Observations are `features` bytes with `categories` one-hot categories each (one number for all, or one per
-    feature). `actions` is the number of actions or their names.
+    """Declare the environment of a card game that ends when its decks are dealt: `params` is its class of parameters,
+    `fields` its number of state rows, `functions` are the other fields of `Env`. Observations are `features` bytes with
+    `categories` one-hot categories each (one number for all, or one per feature). `actions` is the number of actions or
+    their names.
     """
     high, names = (
         (tuple(k - 1 for k in categories) if isinstance(categories, tuple) else categories - 1),
@@ -101,7 +101,7 @@ def open_decks(s: Any, first: int, kinds: int, decks: Any, key: Any) -> Any:
 
 @device
 def _on_card(x: Any, y: Any, centre_x: Any, half_width: Any) -> bool:
-    """Whether the point (x, y) of a picture lies on a card centred at `centre_x`."""
+    """Whether the point (x, y) of a picture lies on a card centred at `centre_x` with this half width."""
     return in_box(x, y, centre_x, float32(0.45), half_width, float32(0.38))
 
 

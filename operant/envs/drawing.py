@@ -27,14 +27,16 @@ YELLOW = (float32(0.94), float32(0.89), float32(0.26))
 
 @device
 def in_disc(x: Any, y: Any, centre_x: Any, centre_y: Any, radius: Any) -> bool:
-    """Whether the point (x, y) lies inside the disc around (centre_x, centre_y)."""
+    """Whether the point (x, y) lies inside the disc around (centre_x, centre_y) with this radius."""
     dx, dy = x - centre_x, y - centre_y
     return dx * dx + dy * dy < radius * radius
 
 
 @device
 def in_box(x: Any, y: Any, centre_x: Any, centre_y: Any, half_width: Any, half_height: Any) -> bool:
-    """Whether the point (x, y) lies inside the axis-aligned rectangle around (centre_x, centre_y)."""
+    """Whether the point (x, y) lies inside the axis-aligned rectangle around (centre_x, centre_y) with these half
+    sides.
+    """
     return abs(x - centre_x) < half_width and abs(y - centre_y) < half_height
 
 

@@ -43,8 +43,8 @@ class _WrappedFunctions(NamedTuple):
 
 @functools.cache
 def _wrap(env: Env, probability: float) -> _WrappedFunctions:
-    """Wrap the functions of an environment with flicker (observations that are blank at random). Cached, so that equal
-    environments share one compiled kernel.
+    """Wrap the functions of an environment with flicker: observations are blank with this probability. Cached, so that
+    equal environments share one compiled kernel.
     """
     reset, step = _reset_and_step(env, float32(probability))
     pixels = env.pixels > 0

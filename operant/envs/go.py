@@ -112,7 +112,9 @@ def allows_move(liberties, colour):
 
 @device_call
 def may_play(cells, size, point, colour, ko):
-    """Whether a move of `colour` (1 black, -1 white) at a point is legal. `ko` is the point that ko forbids, or -1."""
+    """Whether a move of `colour` (1 black, -1 white) at a point of the size x size board `cells` is legal. `ko` is the
+    point that ko forbids, or -1.
+    """
     if cells[point] != EMPTY or point == ko:
         return False
     above, left, right, below = neighbours(cells, size, 0, point // size, point % size, -colour * BEYOND)
@@ -267,7 +269,7 @@ def join_regions(workspace, other, point):
 
 @device_call
 def area_lead(cells, workspace, size):
-    """Score the board: black's area minus white's, in points. Overwrites `workspace`.
+    """Score the size x size board `cells`: black's area minus white's, in points. Overwrites `workspace`.
 
     Regions of empty points are union-find sets in `workspace`: a point holds its parent, a representative -1 - b, where
     bit 0 of b is set if the region touches black and bit 1 if it touches white.

@@ -169,7 +169,9 @@ def _probe_vector(source: Source, vector: vectors.Vector) -> _Probe:
 
 
 def _params_class(kwargs: Mapping[str, Any]) -> type:
-    """Make a class `Params` whose fields are the keyword arguments of an outside environment."""
+    """Make a class `Params` whose fields, with defaults, are the keyword arguments `kwargs` of an outside
+    environment.
+    """
     return collections.namedtuple("Params", list(kwargs), defaults=list(kwargs.values()))
 
 

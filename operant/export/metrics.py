@@ -55,10 +55,8 @@ class Written(NamedTuple):
 
 
 def export(run: Run, sink: Sink, *, follow: bool, report: Callable[[int], None] = lambda rows: None) -> Written:
-    """Write all records of a run to `sink`; with `follow` also later records, until the run has ended. Raises
-    MachineError if the sink cannot be written.
-
-    `report` receives the number of rows so far.
+    """Write all records of a run to `sink`; with `follow` also later records, until the run has ended. `report`
+    receives the number of rows so far. Raises MachineError if the sink cannot be written.
     """
     stream, rows, names, complete = Stream(run), 0, set[str](), False
     try:

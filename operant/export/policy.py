@@ -329,7 +329,9 @@ def _operations(traced: torch.export.ExportedProgram, actor: Actor) -> tuple[dic
 
 
 def _encode_kwargs(kwargs: Any, encode: Callable[[Any], Any]) -> dict[str, Any]:
-    """Encode the keyword arguments of an operation that affect its result, without device and layout."""
+    """Encode the keyword arguments of an operation that affect its result by `encode`; device and layout are
+    dropped.
+    """
     return {
         key: encode(value)
         for key, value in kwargs.items()
@@ -418,8 +420,8 @@ def _difference(arrays: Arrays, others: Arrays) -> float:
 def _compare_with_actor(
     actor: Actor, params: Any, traced: torch.export.ExportedProgram, run: Runner, steps: int, *, exact: bool = False
 ) -> _Comparison:
-    """Compare an exported file (`run`) with its actor on observations that the actor meets with sampled actions; with
-    `exact` compare both also with float64.
+    """Compare an exported file (`run`) with its actor for `steps` steps, on observations that the actor meets with
+    sampled actions; with `exact` compare both also with the policy in float64.
 
     Each carries its own state from step to step. Two discrete actions whose scores are equal up to rounding count as
     equal. Without `exact` the check ends at the first difference above the tolerance.
@@ -484,7 +486,7 @@ def _compare_with_actor(
 
 
 def _reset_state(ended: Tensor, begin: Tensor, part: NDArray[Any]) -> NDArray[Any]:
-    """Copy a recurrent state (B, ...) and set it to `begin` in lanes whose episode has ended."""
+    """Copy a recurrent state `part` (B, ...) and set it to `begin` in lanes whose episode has ended."""
     return _batch_first(
         torch.where(ended, begin.to(torch.from_numpy(part).dtype), torch.from_numpy(part).movedim(0, -1))
     )

@@ -25,10 +25,9 @@ _MLFLOW_BATCH = 1000  # metrics that a call may hold
 
 
 def sink(what: str, run: Run, *, out: Path | None, project: str, offline: bool) -> Sink:
-    """Create a run in the tracker `what` ("tensorboard", "wandb" or "mlflow"), with the name and configuration of
-    `run`, and return it as a sink of records. Raises MachineError for a missing package or an unreachable tracker.
-
-    `out` is the folder of local files, `project` the tracker's project; with `offline` nothing is sent.
+    """Create a run in the tracker `what` ("tensorboard", "wandb" or "mlflow") with the name and configuration of `run`,
+    and return it as a sink of records. `out` is the folder of local files, `project` the tracker's project; with
+    `offline` nothing is sent. Raises MachineError for a missing package or an unreachable tracker.
     """
     name, config = run.id, resolved.tables(run.config_path)
     if what == "tensorboard":

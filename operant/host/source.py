@@ -207,8 +207,8 @@ def maker_of(source: Source) -> Callable[..., Any]:
 
 
 def _make_from_file(source: Source, kwargs: dict[str, Any], draws: bool) -> Any:
-    """Make a user's environment by the function of the file, with `render_mode` if it is to be drawn and the function
-    takes it. Raises SourceError.
+    """Make a user's environment by calling the function of the file with `kwargs`, and with `render_mode` if `draws`
+    and the function takes it. Raises SourceError.
     """
     path, _, function = source.name.rpartition(":")
     file, maker = Path(path), maker_of(source)

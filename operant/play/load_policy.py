@@ -78,12 +78,11 @@ def load(
     report: Callable[[str], None],
     trusted: bool = False,
 ) -> LoadedPolicy:
-    """Load the policy of a checkpoint. `what` is a run, searched in `scope`, or the path of a checkpoint; `trusted`
-    allows code that is not known to be this user's.
+    """Load the policy of a checkpoint onto a device. `what` is a run, searched in `scope`, or the path of a checkpoint;
+    `which` is best, last or a step (None: the best if there is one, else the last). `trusted` allows code that is not
+    known to be this user's. `report` receives a line about each damaged checkpoint that is skipped.
 
-    `which` is best, last or a step (None: the best if there is one, else the last). `report` receives a line about each
-    damaged checkpoint that is skipped. Raises NotFoundError, BadFileError, ConfigError, MachineError, UntrustedError,
-    UsageError.
+    Raises NotFoundError, BadFileError, ConfigError, MachineError, UntrustedError, UsageError.
     """
     given = _checkpoint_path(what)
     if given is not None and which is not None:

@@ -307,10 +307,10 @@ def record(
     report: Callable[[int], None],
 ) -> Recording:
     """Record the lanes of `stage`, advanced by `step`, to `video` until a limit is reached: one picture of all lanes
-    every `every` steps, each lane `side` pixels wide.
+    every `every` steps, each lane `side` pixels wide. `hold` is the number of frames for which the end of a single
+    lane's episode is repeated.
 
-    The last state of a single lane's episode is always recorded, and held for `hold` more frames. `report` is called
-    with the number of frames so far.
+    The last state of a single lane's episode is always recorded. `report` is called with the number of frames so far.
     """
     canvas, across = stage.canvas(side), math.ceil(math.sqrt(stage.lanes))
     ended: list[dict[str, Any]] = []

@@ -45,9 +45,10 @@ def grid(xs: Sequence[Floats]) -> tuple[Floats, Floats | None]:
 
 
 def curve(x: Floats, values: Floats, x_grid: Floats, smooth: float) -> Floats:
-    """Resample a run's values on a grid, (G), as the mean over a trailing window of `smooth` times the grid's range.
+    """Resample a run's values on a grid, (G), as the mean over a trailing window of `smooth` times the grid's range; 0
+    interpolates linearly.
 
-    A window without values, and smoothing 0, give linear interpolation.
+    A window without values is interpolated linearly.
     """
     order = np.argsort(x, kind="stable")
     x, values = x[order], values[order]
@@ -62,8 +63,8 @@ def curve(x: Floats, values: Floats, x_grid: Floats, smooth: float) -> Floats:
 
 
 def tail(x: Floats, values: Floats, x_grid: Floats, smooth: float) -> tuple[Floats, Floats] | None:
-    """Resample the part of a run's values beyond the end of its group's grid, as (x, values); None if that part is
-    shorter than a hundredth of the grid.
+    """Resample the part of a run's values beyond the end of its group's grid, smoothed as by `curve`, as (x, values);
+    None if that part is shorter than a hundredth of the grid.
     """
     end, last = x_grid[-1], float(x.max())
     if last - end < _SHORTEST_TAIL * (end - x_grid[0]):

@@ -57,7 +57,8 @@ def learning_curves(
     note: str,
 ) -> Figure:
     """Draw a figure of learning curves with a panel for each environment: a line and band for each group, markers if
-    values are few, and the target if all runs share it. `metrics` are the labels of the y axes.
+    values are few, and the target if all runs share it. `metrics` are the labels of the y axes, `note` is the text
+    below.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _create_panels(len(panels))
@@ -93,7 +94,7 @@ def profiles(
     panels: Mapping[str, tuple[Floats, Sequence[tuple[str, tuple[Floats, Floats | None, Floats | None]]]]], *, note: str
 ) -> Figure:
     """Draw a figure of performance profiles with a panel for each environment: the share of runs that score above each
-    threshold. A panel is its thresholds and (label, (value, low, high)) lines.
+    threshold. A panel is its thresholds and (label, (value, low, high)) lines; `note` is the text below.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _create_panels(len(panels))
@@ -115,7 +116,7 @@ def profiles(
 
 def intervals(panels: Mapping[str, Mapping[str, Sequence[tuple[str, Any]]]], *, note: str) -> Figure:
     """Draw a figure of statistics with intervals: a row of panels for each environment, a panel for each statistic, a
-    bar for each group.
+    bar for each group. `note` is the text below.
     """
     with mpl.rc_context(STYLE):
         bars = max(len(estimates) for columns in panels.values() for estimates in columns.values())
@@ -179,7 +180,7 @@ def _create_panels(count: int, *, height: float = HEIGHT, across: int = 3) -> tu
 
 
 def _add_legend_and_note(figure: Figure, axes: Sequence[Any], note: str, *, legend: bool = True) -> None:
-    """Add the note below the panels and, with `legend` and several lines, a legend above them."""
+    """Write the note below the panels of a figure and, with `legend` and several lines, a legend above them."""
     handles: dict[str, Any] = {}
     for ax in axes:
         handles |= {

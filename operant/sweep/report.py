@@ -213,7 +213,9 @@ def plots(plan: Plan, search: study.Study) -> list[Path] | str:
 
 
 def _draw_progress(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
-    """Draw the value of each trial and the best so far. Returns True: it can always be drawn."""
+    """Draw the value of each trial and the best so far, on the axes of a figure; `complete` are the complete trials.
+    Returns True: it can always be drawn.
+    """
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     best: list[float] = []
@@ -232,7 +234,7 @@ def _draw_progress(axes: Any, plan: Plan, search: study.Study, complete: list[An
 
 
 def _draw_importance(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
-    """Draw the importance of each searched key as bars. Returns whether anything was drawn."""
+    """Draw the importance of each searched key as bars, on the axes of a figure. Returns whether anything was drawn."""
     shares = search.importances()
     if not shares or not any(shares.values()):
         return False
@@ -243,7 +245,9 @@ def _draw_importance(axes: Any, plan: Plan, search: study.Study, complete: list[
 
 
 def _draw_front(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
-    """Draw the trials by training time and objective, with the Pareto front. Returns True: it can always be drawn."""
+    """Draw the complete trials by training time and objective, with the Pareto front, on the axes of a figure. Returns
+    True: it can always be drawn.
+    """
     front = sorted(search.best(), key=lambda trial: trial.values[1])
     axes.plot(
         [trial.values[1] for trial in complete],
@@ -266,8 +270,8 @@ def _draw_front(axes: Any, plan: Plan, search: study.Study, complete: list[Any])
 
 
 def _draw_parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
-    """Draw parallel coordinates: a line for each trial through its value of each key, coloured by the objective, the
-    best on top. Returns True: they can always be drawn.
+    """Draw parallel coordinates on the axes of a figure: a line for each complete trial through its value of each key,
+    coloured by the objective, the best on top. Returns True: they can always be drawn.
     """
     import matplotlib as mpl
 
@@ -299,7 +303,9 @@ def _draw_parallel(axes: Any, plan: Plan, search: study.Study, complete: list[An
 
 
 def _draw_end_label(axes: Any, column: int, y: float, text: str) -> None:
-    """Label an end (`y` 0 or 1) of a parallel coordinate, below or above the lines that meet there."""
+    """Write `text` at an end (`y` 0 or 1) of the parallel coordinate number `column`, below or above the lines that
+    meet there.
+    """
     axes.text(column, y + (0.03 if y else -0.03), text, ha="center", va="bottom" if y else "top", fontsize=7)
 
 

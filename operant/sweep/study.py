@@ -245,7 +245,9 @@ def _import_optuna() -> Any:
 
 
 def _open_study(plan: Outline, name: str, storage: Any, sampler: Any = None, pruner: Any = None) -> optuna.Study:
-    """Open the study `name` of a sweep in an Optuna storage, or create it."""
+    """Open the study `name` of a sweep in an Optuna storage, or create it, with a sampler and a pruner (None: Optuna's
+    defaults).
+    """
     import optuna
 
     better, cheaper = (

@@ -241,8 +241,8 @@ def bench(
     least_s: float = 0.2,
     report: Callable[[str], None] = lambda line: None,
 ) -> Bench:
-    """Run the measurements named in `sections`; empty arguments take defaults for the device. `report` receives a line
-    before each part.
+    """Run the measurements named in `sections` for each environment, number of lanes, size (lanes, horizon), precision
+    or seed given; empty arguments take defaults for the device. `report` receives a line before each part.
 
     `environments` are names or files (default: all shipped). The first is stepped at every number of `lanes`, the
     others only at the largest up to a million. Raises UsageError for an unknown section, environment or device,

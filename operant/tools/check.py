@@ -211,11 +211,10 @@ def _run_check(name: str, run: Callable[[], Finding], report: Callable[[str], No
 def check(
     env: Env, *, lanes: int = 256, steps: int = 1000, report: Callable[[str], None] = lambda name: None
 ) -> Iterator[Finding]:
-    """Run every check of an environment in order and yield each finding. An author's mistake is a finding and raises
-    nothing. `report` is called with the name of the next check.
+    """Run every check of an environment, with `lanes` lanes for `steps` steps, and yield each finding. An author's
+    mistake is a finding and raises nothing. `report` is called with the name of the next check, which may take minutes.
 
-    Ends early at a failure that later findings would only repeat. `report` is called with the name of the next check,
-    which may take minutes.
+    Ends early at a failure that later findings would only repeat.
     """
     yield (finding := quick_check.check_declaration(env))
     if not finding.passed:

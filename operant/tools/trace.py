@@ -119,7 +119,9 @@ def by_range(events: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[
 
 
 def _innermost_range(opened: Sequence[tuple[float, float, str]], starts: Sequence[float], at: float) -> str:
-    """Name of the range opened last among those that are open at time `at`; "" if none is."""
+    """Name of the range opened last among those that are open at time `at`; "" if none is. `opened` are the ranges
+    (start, end, name), sorted, and `starts` their starts.
+    """
     for k in range(bisect.bisect_right(starts, at) - 1, -1, -1):
         if opened[k][1] >= at:
             return opened[k][2]

@@ -246,8 +246,9 @@ class SymmetricExchange(GroupExchange):
 
 
 def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device, *, multi_node: bool) -> GroupExchange:
-    """Create the fastest exchange that all ranks' GPUs support, or the one named by $OPERANT_EXCHANGE (kernel,
-    symmetric or nccl). With `multi_node` (ranks on several hosts) it is NCCL. A collective call.
+    """Create the exchange of this rank with the other ranks' GPUs: the fastest that all support, or the one named by
+    $OPERANT_EXCHANGE (kernel, symmetric or nccl). With `multi_node` (ranks on several hosts) it is NCCL. Every rank
+    must call it; `store` is their rendezvous.
     """
     torch.cuda.set_device(device)
     # No multicast through the NVSwitch is needed, and a container may not be allowed to set it up.

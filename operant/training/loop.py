@@ -160,7 +160,9 @@ class Trainer:
     # LOG, EVENTS AND STATE
 
     def say(self, line: str, *, level: str = "info", code: str = "note") -> None:
-        """Write a line to the log and to the run's events. Thread-safe."""
+        """Write a line to the run's log and to its events, with a `level` ("info", "warn" or "error") and a `code` that
+        names the kind of event. Thread-safe.
+        """
         log.log(_LEVELS[level], "%s", line)
         self._write_event(line, level=level, code=code)
 

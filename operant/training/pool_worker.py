@@ -57,8 +57,6 @@ def _was_stopped_early(folder: Path, code: int) -> bool:
 def _release_memory() -> None:
     """Free the finished run's tensors, graphs and files, which are in reference cycles: the next run may need all GPU
     memory. Surviving objects (modules, compiled kernels) are frozen, so that later collections skip them.
-
-    Surviving objects (modules, compiled kernels) are frozen, so that later collections skip them.
     """
     gc.collect()
     gc.freeze()

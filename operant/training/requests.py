@@ -302,7 +302,9 @@ class Reporter(Protocol):
     """Interface through which the request threads reach the trainer's log, events and state."""
 
     def say(self, text: str, *, level: str = "info", code: str = "note") -> None:
-        """Write a line to the run's log and to its events."""
+        """Write a line to the run's log and to its events, with a `level` ("info", "warn" or "error") and a `code` that
+        names the kind of event.
+        """
 
     def announce_stop(self) -> None:
         """Announce that the run stops after its current iteration."""

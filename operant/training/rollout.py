@@ -30,7 +30,9 @@ class Rollout:
             state.copy_(first)
 
     def draw(self) -> None:
-        """Fill the noise buffer with random numbers for the next `steps` actions sampled by `choose`."""
+        """Fill the noise buffer with random numbers for as many sampled actions as the rollout was made for (its
+        `steps`).
+        """
         self.world.noise(self._noise)
 
     @torch.no_grad()

@@ -114,10 +114,10 @@ class Snapshots:
         last: bool = False,
         done: Callable[[Path | None, float | None], None],
     ) -> None:
-        """Start saving the current state as the checkpoint of `step`. A thread calls `done` at the end with the
-        checkpoint's folder (None: the save failed) and the seconds spent on the replay (None: not saved).
-
-        `best`: also keep it as the best checkpoint. `last`: the checkpoint may be the session's last, or was requested.
+        """Start saving the current state as the checkpoint of `step`. `document` are its scalars; `best` also keeps it
+        as the best checkpoint; `last` marks one that may be the session's last, or was requested. A thread calls `done`
+        at the end with the checkpoint's folder (None: the save failed) and the seconds spent on the replay (None: not
+        saved).
         """
         # A run may be resumed from its best checkpoint, so that is not policy-only. The replay is left out of it,
         # unless it replaces a checkpoint of this step that holds all.
@@ -204,8 +204,9 @@ def restore_replay(
     algo: Algorithm, checkpoint: Checkpoint, store: Store, exchange: Exchange, reset_reason: str | None
 ) -> str | None:
     """Load the replay saved with a checkpoint, on all ranks or on none. Returns None, or the reason why it stays empty.
+    `reset_reason` is what `restore` returned.
 
-    `reset_reason` is the result of `restore`. Transitions of an environment whose state has changed are not loaded.
+    Transitions of an environment whose state has changed are not loaded.
     """
     if reset_reason == _OTHER_STATE:
         return reset_reason

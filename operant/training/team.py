@@ -39,7 +39,9 @@ class Reporter(Protocol):
         """Announce that the run stops after its current iteration."""
 
     def say(self, line: str, *, level: str = "info", code: str = "note") -> None:
-        """Write a line to the run's log and to its events."""
+        """Write a line to the run's log and to its events, with a `level` ("info", "warn" or "error") and a `code` that
+        names the kind of event.
+        """
 
 
 class Team:

@@ -89,10 +89,9 @@ def prepare(
     trusted: bool = False,
     placement: ranks.Placement = ranks.SINGLE,
 ) -> tuple[Trainer, Team]:
-    """Set up a run up to its first iteration; returns its trainer and the group of all ranks. Raises OperantError for
-    every expected failure.
-
-    `resume` names a checkpoint ("last", "best" or a step), None: a new run. `trusted`: code in the run folder may run.
+    """Set up a run up to its first iteration; returns its trainer and the group of all ranks. `resume` names a
+    checkpoint ("last", "best" or a step), None for a new run; `trusted` allows code in the run folder to run. Raises
+    OperantError for every expected failure.
     """
     document = runs.read_json(folder / "run.json")
     flags = [*(["--resume", resume] if resume is not None else []), *["--trust"] * trusted]
@@ -209,7 +208,8 @@ def _build_trainer(
     trusted: bool,
 ) -> Trainer:
     """Build the trainer of a configuration, after all ranks have joined. `where` is the device, the group of ranks and
-    this rank's placement; `trusted` allows code in the run folder to run.
+    this rank's placement; `resume` names a checkpoint (None: a new run); `trusted` allows code in the run folder to
+    run.
     """
     import numba
     import torch

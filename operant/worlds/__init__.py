@@ -39,9 +39,10 @@ def make(
     changing: Sequence[str] = (),
 ) -> DeviceWorld | HostWorld:
     """Make the world (N lanes stepped together) of an environment: kernels on a device, or host processes for an
-    outside one. `draws` makes the lanes of an outside environment drawable by `painter`.
+    outside one. `seed` and `stream` key its random numbers, `changing` names scheduled parameters. `draws` makes the
+    lanes of an outside environment drawable by `painter`.
 
-    `stream`, `lane0` and `changing`: see `DeviceWorld`.
+    `params`, `stream`, `lane0` and `changing`: see `DeviceWorld`.
     """
     if isinstance(env, HostEnv):
         from operant.worlds.host_world import HostWorld

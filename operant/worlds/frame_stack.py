@@ -74,7 +74,7 @@ class FrameStack:
 
 def _tap(index: object, weight: object, axis: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Convert the pixel indices and weights of one resize tap (one input pixel per output pixel) to tensors on
-    `device`; the weights broadcast along `axis` of (n, H, W, C).
+    `device`: `index` (n), and `weight` shaped to broadcast along `axis` of (n, H, W, C).
     """
     shape = [1] * 4
     shape[axis] = -1

@@ -383,8 +383,8 @@ def _masked(values: dict[str, Any], mask: Any) -> dict[str, Any]:
 
 
 def _final_info(episode: dict[str, Any], tally: dict[str, Any], ended: Any) -> dict[str, Any]:
-    """Build the entries "final_info" and "_final_info" of `info`, laid out as in Gymnasium's `SyncVectorEnv`; `ended`
-    is the mask of lanes, (N).
+    """Build the entries "final_info" and "_final_info" of `info`, laid out as in Gymnasium's `SyncVectorEnv`, from
+    arrays by name: results (`episode`) and tallies of ended episodes. `ended` is the mask of lanes, (N).
     """
     info = {"episode": _masked(episode, ended)}
     if tally:

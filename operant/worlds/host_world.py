@@ -239,7 +239,7 @@ class HostWorld(BufferedWorld):
 
     def _not_finite_message(self, name: str, lane: int, column: int, value: float, action: Any, call: str) -> str:
         """Describe a value that is not finite: the field of the observation or the reward, the lane, the value, and the
-        action before it. `name` is the block and `column` the index in its row.
+        action before it. `name` is the shared array, `column` the index in its row, `call` "reset" or "step".
         """
         if name == "reward":
             what = "the reward"

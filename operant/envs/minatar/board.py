@@ -45,10 +45,11 @@ def game(
     actions: tuple[str, ...],
     time_limit: int | None = 10_000,
 ) -> Env:
-    """Declare the environment of a MinAtar game on a board of 10 x 10 cells.
+    """Declare the environment of a MinAtar game on a board of 10 x 10 cells. `masks(s, cells, row)` returns the row's
+    10-bit mask of each channel, `colours` are the channels' colours in pictures, and `params` and `fields` are those of
+    `Env`.
 
-    `masks(s, cells, row)` returns the row's mask of each channel. Observation shards are rows. In pictures, later
-    channels cover earlier ones.
+    Observation shards are rows. In pictures, later channels cover earlier ones.
     """
     channels = len(colours)
 
