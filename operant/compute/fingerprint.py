@@ -29,7 +29,7 @@ from numba.core.dispatcher import Dispatcher
 _VERSIONED = ("numba", "numba_cuda", "numpy", "llvmlite")
 _ATOMS = (type(None), type(Ellipsis), bool, int, str, bytes)
 _EXTENSIONS = "numba.core.extending"
-_ATOMIC = "operant.compute.atomics"
+_OWN = ("operant.compute.atomics", "operant.physics.local")  # intrinsics that depend only on numba and llvmlite
 
 
 class UnknownValueError(ValueError):
@@ -112,9 +112,9 @@ class _Walk:
             self._hash_numpy(value)
         elif _is_dispatcher(value):
             self._hash_dispatcher(value)
-        elif getattr(value, "__module__", None) == _ATOMIC and hasattr(
-            value, "_defn"
-        ):  # depends only on numba and llvmlite
+        elif hasattr(value, "_defn") and isinstance(getattr(value, "fingerprint", None), bytes):
+            self._hash_item("program", value.fingerprint)  # an intrinsic that states what it depends on
+        elif getattr(value, "__module__", None) in _OWN and hasattr(value, "_defn"):
             self._hash_item("intrinsic", value.__name__)
             self._hash_code(value._defn.__code__)
         elif isinstance(value, BuiltinFunctionType) and is_versioned(str(value.__module__)):

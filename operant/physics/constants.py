@@ -1,0 +1,22 @@
+"""Numbers of MuJoCo's enumerations (MuJoCo's documentation, "API reference: mjModel") that the engine uses."""
+
+FREE, BALL, SLIDE, HINGE = range(4)  # mjtJoint
+PLANE, HFIELD, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX, MESH = range(8)  # mjtGeom
+GEOM_NAMES = ("plane", "hfield", "sphere", "capsule", "ellipsoid", "cylinder", "box", "mesh")
+IN_JOINT, IN_PARENT, IN_TENDON = 0, 1, 3  # mjtTrn
+NO_DYNAMICS, INTEGRATOR, FILTER, FILTER_EXACT = range(4)  # mjtDyn
+FIXED, AFFINE = range(2)  # mjtGain
+NO_BIAS, AFFINE_BIAS = range(2)  # mjtBias
+WRAP_JOINT = 1  # mjtWrap
+EULER, RK4, IMPLICIT, IMPLICITFAST = range(4)  # mjtIntegrator
+PGS, CG, NEWTON = range(3)  # mjtSolver
+PYRAMIDAL, ELLIPTIC = range(2)  # mjtCone
+MINVAL = 1e-15  # mjMINVAL: least denominator
+MINMU = 1e-5  # mjMINMU: least friction coefficient
+MINIMP, MAXIMP = 0.0001, 0.9999  # least and greatest impedance
+
+# mjtDisableBit
+(
+    NO_CONSTRAINT, NO_EQUALITY, NO_FRICTIONLOSS, NO_LIMIT, NO_CONTACT, NO_SPRING, NO_DAMPER, NO_GRAVITY, NO_CLAMPCTRL,
+    NO_WARMSTART, NO_FILTERPARENT, NO_ACTUATION, NO_REFSAFE, NO_SENSOR, NO_MIDPHASE, NO_EULERDAMP,
+) = (1 << k for k in range(16))  # fmt: skip

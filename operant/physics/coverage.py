@@ -1,0 +1,72 @@
+"""Refusal of what the engine does not compute, by the element's name and with what to use instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from operant.errors import OperantError
+from operant.physics import constants as c
+
+INSTEAD = 'use physics = "mujoco_warp" for this model'
+
+
+def refuse_uncovered(m: Any, labels: Mapping[str, tuple[str, ...]]) -> None:
+    """Check a `mujoco.MjModel`. Raises OperantError that names every element that is not covered."""
+    found = list(dict.fromkeys(_uncovered(m, labels)))
+    if found:
+        raise OperantError(f"the physics engine does not cover {'; '.join(found)}: {INSTEAD}")
+
+
+def _uncovered(m: Any, labels: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """Phrases that name elements that are not covered."""
+
+    def name(kind: str, k: int) -> str:
+        return f"{kind} {labels[kind][k] or k!r}"
+
+    for count, what in (
+        ("neq", "equality constraints"), ("nflex", "flexible bodies"), ("nplugin", "plugins"), ("nhistory", "delays"),
+        ("nplastic", "plasticity"), ("nmocap", "mocap bodies"), ("ngravcomp", "gravity compensation"),
+    ):  # fmt: skip
+        if getattr(m, count):
+            yield what
+    if m.opt.integrator not in (c.EULER, c.RK4):
+        yield "the integrators implicit and implicitfast (Euler and RK4 are covered)"
+    if m.opt.solver != c.NEWTON:
+        yield "the solvers PGS and CG (Newton is covered)"
+    if m.opt.cone != c.PYRAMIDAL:
+        yield "elliptic friction cones (pyramidal ones are covered)"
+    if m.opt.noslip_iterations:
+        yield "noslip iterations"
+    if m.opt.enableflags & ~2:  # energy changes nothing
+        yield "the enabled flags (override, fwdinv, invdiscrete, sleep ...)"
+    if m.opt.wind.any():
+        yield "wind"
+    for k in range(m.njnt):
+        if m.jnt_stiffnesspoly[k].any() or (m.jnt_type[k] < c.SLIDE and m.jnt_stiffness[k]):
+            yield f"the spring of {name('joint', k)}"
+    if m.dof_dampingpoly.any() or m.tendon_dampingpoly.any() or m.tendon_stiffnesspoly.any():
+        yield "polynomial springs and dampers"
+    if m.actuator_damping.any() or m.actuator_armature.any() or m.tendon_armature.any():
+        yield "damping and armature of actuators and tendons"
+    for k in range(m.ntendon):
+        if (m.wrap_type[m.tendon_adr[k] : m.tendon_adr[k] + m.tendon_num[k]] != c.WRAP_JOINT).any():
+            yield f"the spatial {name('tendon', k)}"
+        if m.tendon_limited[k] or m.tendon_frictionloss[k]:
+            yield f"the limits and the frictionloss of {name('tendon', k)}"
+    for k in range(m.ngeom):
+        if m.geom_fluid[k].any():
+            yield f"the ellipsoid fluid model of {name('geom', k)}"
+        if m.geom_adhesion[k] or m.geom_surfacevel[k].any():
+            yield f"adhesion and surface velocity of {name('geom', k)}"
+    for k in range(m.nactuator):
+        if m.actuator_trntype[k] not in (c.IN_JOINT, c.IN_PARENT, c.IN_TENDON):
+            yield f"the transmission of {name('actuator', k)}"
+        elif m.actuator_trntype[k] != c.IN_TENDON and m.jnt_type[m.actuator_trnid[k, 0]] < c.SLIDE:
+            yield f"{name('actuator', k)} on a ball or free joint"
+        if m.actuator_dyntype[k] > c.FILTER_EXACT:
+            yield f"the dynamics of {name('actuator', k)}"
+        if m.actuator_gaintype[k] > c.AFFINE or m.actuator_biastype[k] > c.AFFINE_BIAS or m.actuator_actearly[k]:
+            yield f"the gain, bias or early activation of {name('actuator', k)}"
+    if m.tendon_actfrclimited.any():
+        yield "limits of the actuator force of tendons"

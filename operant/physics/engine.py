@@ -1,0 +1,426 @@
+"""`build`: the device functions of one model.
+
+A step is `mj_step`: forward dynamics (position, velocity, actuation, constraints), then Euler with implicit damping or
+Runge-Kutta 4. The smooth part is a straight-line program of the model (`smooth`, recorded by `trace`); constraints are
+loops over the rows that are active (`rows`, `newton`). Everything between two steps of a lane is in its state column;
+everything else in a scratch array on the lane's stack, laid out by `layout`.
+
+The same seed gives the same bits: no atomic operation, no order that depends on other lanes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy import float32
+
+from operant.compute.device import device, device_call
+from operant.errors import OperantError
+from operant.physics import constants as c
+from operant.physics import smooth
+from operant.physics.collide import FUNCTIONS, MOST
+from operant.physics.layout import READS, Layout, plan
+from operant.physics.local import local_array
+from operant.physics.model import Model
+from operant.physics.newton import Programs, newton
+from operant.physics.pairs import Pair, find_pairs
+from operant.physics.rows import Contacts, limit_rows
+from operant.physics.sparse import Pattern, factor, find_pattern, solve, times
+from operant.physics.trace import Number, Tape, program
+
+RK4_STAGE = (0.5, 0.5, 1.0)  # of the step, where the stages 1, 2, 3 are evaluated
+RK4_WEIGHT = (1.0 / 6.0, 1.0 / 3.0, 1.0 / 3.0, 1.0 / 6.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """Device functions of a model in one precision, and the places of a lane's numbers.
+
+    `s` is the lane's state column, whose first `fields` rows the engine owns; `w` is the lane's scratch; `ctrl` holds
+    nu numbers.
+    """
+
+    model: Model
+    real: Any
+    layout: Layout
+    work: Any = field(repr=False)  # () -> w
+    reset: Any = field(repr=False)  # (s): the model's initial state
+    step: Any = field(repr=False)  # (s, ctrl, w): one time step
+    steps: Any = field(repr=False)  # (s, ctrl, w, n): n time steps under one control
+    forward: Any = field(repr=False)  # (s, ctrl, w): derived quantities of the state, without a step
+
+    @property
+    def fields(self) -> int:
+        """Rows of the state: qpos, qvel, the acceleration to start the solver from, activations, lost contacts."""
+        return self.layout.fields
+
+    QPOS = property(lambda self: self.layout.state["qpos"])
+    QVEL = property(lambda self: self.layout.state["qvel"])
+    WARM = property(lambda self: self.layout.state["warm"])
+    ACT = property(lambda self: self.layout.state["act"])
+    LOST = property(lambda self: self.layout.state["lost"])
+
+    @property
+    def work_size(self) -> int:
+        """Numbers of the scratch."""
+        return self.layout.size
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state of a lane, without an environment's own rows."""
+        return self.fields * int(np.dtype(self.real).itemsize)
+
+    @property
+    def work_bytes(self) -> int:
+        """Bytes of the scratch of a lane."""
+        return self.work_size * int(np.dtype(self.real).itemsize)
+
+    def at(self, name: str) -> int:
+        """Place in the scratch of a quantity that `build` was told to keep."""
+        if f"read {name}" not in self.layout.at:
+            raise OperantError(f"{name} is not kept: build(model, reads=({name!r}, ...))")
+        return self.layout.at[f"read {name}"]
+
+
+def build(model: Model, real: Any = float32, reads: tuple[str, ...] = ()) -> Engine:
+    """Engine of a model in float32 or float64 that keeps the quantities `reads` after a step. Compiles nothing yet.
+    Raises OperantError for pairs of geoms that it cannot collide and for unknown quantities.
+    """
+    return _build(_Key(model), real, tuple(sorted(set(reads))))
+
+
+class _Key:
+    """Model compared by content."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def __hash__(self) -> int:
+        return hash(self.model.digest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and other.model.digest == self.model.digest
+
+
+@functools.cache
+def _formulas() -> bytes:
+    """Hash of the files that make programs: part of what compiled code is cached by."""
+    folder = Path(__file__).parent
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))).digest()
+
+
+@functools.lru_cache(maxsize=64)
+def _build(key: _Key, real: Any, reads: tuple[str, ...]) -> Engine:
+    m = key.model
+    unknown = [name for name in reads if name not in READS]
+    if unknown:
+        raise OperantError(f"the engine does not keep {', '.join(unknown)}; it keeps {', '.join(READS)}")
+    pairs = find_pairs(m)
+    functions, most = {}, []
+    for pair in pairs:
+        names = tuple(c.GEOM_NAMES[kind] for kind in pair.types(m))
+        if names not in FUNCTIONS:
+            labels = [m.names("geom")[g] or str(g) for g in pair.geoms]
+            raise OperantError(
+                f"the physics engine does not collide a {names[0]} with a {names[1]} (geoms {labels[0]} and "
+                f'{labels[1]}): exclude the pair by contype and conaffinity, or use physics = "mujoco_warp"'
+            )
+        functions[pair.types(m)] = FUNCTIONS[names]
+        most.append(MOST[names])
+    hessian = find_pattern(m, [[dof for dof, _ in pair.dofs] for pair in pairs])
+    lay = plan(m, pairs, most, hessian, reads)
+
+    def make(name: str, record: Callable[[Tape], None], arrays: int = 1) -> Any:
+        return program(record, arrays, m.digest + _formulas() + repr((name, np.dtype(real).name, reads)).encode())
+
+    scratch = _Scratch(m, lay, hessian, pairs, reads)
+    contacts = Contacts(m, pairs, lay, functions, real)
+    limits = limit_rows(m, lay, real)
+    programs = Programs(
+        lambda to, of: _as_call(make(f"times {to} {of}", lambda tape: scratch.times(tape, to, of))),
+        _as_call(make("factor", scratch.factor)),
+        _as_call(make("solve", scratch.solve)),
+        _as_call(make("solve mass", scratch.solve_mass)),
+    )
+    constrain = newton(m, lay, hessian, contacts, programs, real)
+    forces, find = make("forces", scratch.forces, 2), contacts.find
+    wrenches = _wrenches(m, lay, contacts, real) if "cfrc_ext" in reads else _nothing
+
+    @device_call
+    def dynamics(w, ctrl):
+        forces(w, ctrl)
+        nl, nc = limits(w), find(w)
+        constrain(w, nl, nc)
+        return nc
+
+    advance = _integrator(m, lay, make, scratch, dynamics, wrenches, real)
+    loads = [(lay.at[name], lay.state[name], count) for name, count in
+             (("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1))]  # fmt: skip
+    # The state's fields lie in the scratch in their order.
+    assert all(to - loads[0][0] == place for to, place, _ in loads)
+    first, fields, size = loads[0][0], lay.fields, lay.size
+    initial = np.zeros(fields, real)
+    initial[: m.nq] = m.qpos0
+    X, nv = lay.at["qacc"], m.nv
+    kept = lay.at.get("read qacc", -1)
+
+    @device
+    def work():
+        return local_array(size, real)
+
+    @device_call
+    def reset(s):
+        for k in range(fields):
+            s[k] = initial[k]
+
+    @device_call
+    def steps(s, ctrl, w, n):
+        for k in range(fields):
+            w[first + k] = s[k]
+        for _ in range(n):
+            advance(w, ctrl)
+        for k in range(fields):
+            s[k] = w[first + k]
+        if kept >= 0:
+            for k in range(nv):
+                w[kept + k] = w[X + k]
+
+    @device
+    def step(s, ctrl, w):
+        steps(s, ctrl, w, 1)
+
+    @device_call
+    def forward(s, ctrl, w):
+        for k in range(fields):
+            w[first + k] = s[k]
+        wrenches(w, dynamics(w, ctrl))
+        s[fields - 1] = w[first + fields - 1]
+        if kept >= 0:
+            for k in range(nv):
+                w[kept + k] = w[X + k]
+
+    return Engine(m, real, lay, work, reset, step, steps, forward)
+
+
+@device
+def _nothing(w, nc):
+    pass
+
+
+def _as_call(intrinsic: Any) -> Any:
+    """Called device function of a program over the scratch."""
+
+    @device_call
+    def call(w):
+        intrinsic(w)
+
+    return call
+
+
+class _Scratch:
+    """Programs over the scratch w (array 0) and the control (array 1), to be recorded."""
+
+    def __init__(self, m: Model, lay: Layout, hessian: Pattern, pairs: list[Pair], reads: tuple[str, ...]) -> None:
+        self.m, self.lay, self.hessian, self.pairs, self.reads = m, lay, hessian, pairs, reads
+
+    def load(self, tape: Tape, name: str, count: int) -> list[Number]:
+        return [tape.load(0, self.lay.at[name] + k) for k in range(count)]
+
+    def store(self, tape: Tape, name: str, values: list[Number]) -> None:
+        for k, value in enumerate(values):
+            tape.store(0, self.lay.at[name] + k, value)
+
+    def matrix(self, tape: Tape, name: str, places: dict[tuple[int, int], int]) -> dict[tuple[int, int], Number]:
+        return {key: tape.load(0, self.lay.at[name] + place) for key, place in places.items()}
+
+    def forces(self, tape: Tape) -> None:
+        """Forward dynamics up to the unconstrained acceleration, and what rows and readers need."""
+        m, reads = self.m, self.reads
+        q, v = self.load(tape, "qpos", m.nq), self.load(tape, "qvel", m.nv)
+        ctrl = [tape.load(1, k) for k in range(m.nu)]
+        act = self.load(tape, "act", m.na)
+        state = smooth.kinematics(m, q, "xquat" in reads)
+        smooth.centres(m, state)
+        smooth.mass_matrix(m, state)
+        factored = factor(state.M, m.nv)
+        self.store(tape, "M", [state.M[key] for key in self.hessian.mass])
+        self.store(tape, "LD", [factored[key] for key in self.hessian.mass])
+
+        # Poses of the geoms that collide, motion axes and centres for the contacts' Jacobians
+        for geom in sorted({geom for pair in self.pairs for geom in pair.geoms}):
+            position, turn = smooth.placed(m, state, int(m.geom_bodyid[geom]), m.geom_pos[geom], m.geom_quat[geom])
+            self.store(tape, f"pose {geom}", position + turn)
+        if self.pairs:
+            self.store(tape, "cdof", [x for axis in state.cdof for x in axis])
+            for root in sorted({int(root) for root in m.body_rootid[m.dof_bodyid]}):
+                for k, x in enumerate(state.subtree_com[root]):
+                    tape.store(0, self.lay.at["com"] + 3 * root + k, x)
+
+        # f_smooth = passive - bias + actuators,  a_smooth = M^-1 f_smooth
+        smooth.velocities(m, state, v)
+        smooth.bias_forces(m, state, v)
+        smooth.tendons(m, state, q, v)
+        smooth.passive_forces(m, state, q, v)
+        smooth.actuation(m, state, q, v, ctrl, act)
+        force = smooth.add(smooth.subtract(state.qfrc_passive, state.qfrc_bias), state.qfrc_actuator)
+        self.store(tape, "qfrc_smooth", force)
+        self.store(tape, "qacc_smooth", solve(factored, m.nv, force))
+        self.store(tape, "act_dot", state.act_dot)
+        for name in reads:
+            if name not in ("cfrc_ext", "qacc"):
+                self.store(tape, f"read {name}", self.quantity(name, state))
+
+    def quantity(self, name: str, state: smooth.State) -> list[Number]:
+        """Numbers of a quantity that a reader asked for, flat."""
+        m = self.m
+        if name.startswith(("geom", "site")):
+            kind, _, what = name.partition("_")
+            bodies, positions, turns = (getattr(m, f"{kind}_{part}") for part in ("bodyid", "pos", "quat"))
+            placed = [smooth.placed(m, state, int(b), positions[k], turns[k]) for k, b in enumerate(bodies)]
+            return [x for entry in placed for x in entry[what == "xmat"]]
+        values = getattr(state, name)
+        return [x for value in values for x in value] if isinstance(values[0], list) else list(values)
+
+    def times(self, tape: Tape, to: str, of: str) -> None:
+        """Product with the inertia: w[to] = M w[of]."""
+        mass = self.matrix(tape, "M", self.hessian.mass)
+        self.store(tape, to, times(mass, self.m.nv, self.load(tape, of, self.m.nv)))
+
+    def factor(self, tape: Tape) -> None:
+        """Factorisation in place: H = L' D L."""
+        factored = factor(self.matrix(tape, "H", self.hessian.places), self.m.nv, c.MINVAL)
+        self.store(tape, "H", [factored[key] for key in self.hessian.places])
+
+    def solve(self, tape: Tape) -> None:
+        """Newton step: search = H^-1 grad."""
+        factored = self.matrix(tape, "H", self.hessian.places)
+        self.store(tape, "search", solve(factored, self.m.nv, self.load(tape, "grad", self.m.nv)))
+
+    def solve_mass(self, tape: Tape) -> None:
+        """Step of the preconditioned gradient: search = M^-1 grad."""
+        factored = self.matrix(tape, "LD", self.hessian.mass)
+        self.store(tape, "search", solve(factored, self.m.nv, self.load(tape, "grad", self.m.nv)))
+
+    def euler(self, tape: Tape) -> None:
+        """Velocity by the acceleration, with damping taken implicitly, then position by the new velocity (`mj_Euler`):
+        (M + h B) a = f.
+        """
+        m, step = self.m, float(self.m.opt_timestep)
+        q, v, a = self.load(tape, "qpos", m.nq), self.load(tape, "qvel", m.nv), self.load(tape, "qacc", m.nv)
+        self.store(tape, "warm", a)
+        if (m.dof_damping > 0).any() and not m.opt_disableflags & (c.NO_EULERDAMP | c.NO_DAMPER):
+            mass = self.matrix(tape, "M", self.hessian.mass)
+            for k in range(m.nv):
+                mass[k, k] = mass[k, k] + step * float(m.dof_damping[k])
+            force = smooth.add(self.load(tape, "qfrc_smooth", m.nv), self.load(tape, "qfrc_constraint", m.nv))
+            a = solve(factor(mass, m.nv), m.nv, force)
+        self._advance(tape, q, v, a, None)
+
+    def _advance(
+        self, tape: Tape, q: list[Number], v: list[Number], a: list[Number], speed: list[Number] | None
+    ) -> None:
+        """Integrate velocity by `a`, position by `speed` (by default the new velocity), and activations."""
+        m, step = self.m, float(self.m.opt_timestep)
+        v = smooth.add(v, smooth.scale(a, step))
+        self.store(tape, "qvel", v)
+        self.store(tape, "qpos", smooth.moved(m, q, v if speed is None else speed, step))
+
+    def euler_activations(self, tape: Tape) -> None:
+        """Activations after a step."""
+        m = self.m
+        act, rate = self.load(tape, "act", m.na), self.load(tape, "act_dot", m.na)
+        self.store(tape, "act", smooth.next_activation(m, act, rate))
+
+    def rk4_begin(self, tape: Tape) -> None:
+        """Remember the state at which the step begins."""
+        for name, count in (("qpos", self.m.nq), ("qvel", self.m.nv), ("act", self.m.na)):
+            self.store(tape, f"{name}0", self.load(tape, name, count))
+        turns = 3 * len(smooth.turning_dofs(self.m))
+        for name, count in (("dqpos", self.m.nv), ("dqvel", self.m.nv), ("dact", self.m.na), ("turn", turns)):
+            self.store(tape, name, [0.0] * count)
+
+    def rk4_stage(self, tape: Tape) -> None:
+        """Add the stage's derivatives with its weight (array 1, number 0), and move from the beginning along them by a
+        part of the step (number 1).
+        """
+        m, step = self.m, float(self.m.opt_timestep)
+        weight, part = tape.load(1, 0), tape.load(1, 1)
+        v, a, rate = self.load(tape, "qvel", m.nv), self.load(tape, "qacc", m.nv), self.load(tape, "act_dot", m.na)
+        # Displacement of this stage; only rotations need it.
+        u: list[Number] = [0.0] * m.nv
+        for k, dof in enumerate(smooth.turning_dofs(m)):
+            u[dof : dof + 3] = [tape.load(0, self.lay.at["turn"] + 3 * k + i) for i in range(3)]
+        moving = smooth.displacement_rate(m, u, v)
+        for name, derivative in (("dqpos", moving), ("dqvel", a), ("dact", rate)):
+            total = self.load(tape, name, len(derivative))
+            self.store(tape, name, [x + weight * y for x, y in zip(total, derivative, strict=True)])
+        q0, v0, act0 = self.load(tape, "qpos0", m.nq), self.load(tape, "qvel0", m.nv), self.load(tape, "act0", m.na)
+        u = smooth.scale(moving, part * step)
+        self.store(tape, "turn", [u[dof + i] for dof in smooth.turning_dofs(m) for i in range(3)])
+        self.store(tape, "qpos", smooth.moved(m, q0, u, 1.0))
+        self.store(tape, "qvel", smooth.add(v0, smooth.scale(a, part * step)))
+        self.store(tape, "act", smooth.add(act0, smooth.scale(rate, part * step)))
+
+    def rk4_end(self, tape: Tape) -> None:
+        """State after the step, by the weighted derivatives."""
+        m = self.m
+        self.store(tape, "warm", self.load(tape, "qacc", m.nv))
+        q, v = self.load(tape, "qpos0", m.nq), self.load(tape, "qvel0", m.nv)
+        self._advance(tape, q, v, self.load(tape, "dqvel", m.nv), self.load(tape, "dqpos", m.nv))
+        if m.na:
+            act, rate = self.load(tape, "act0", m.na), self.load(tape, "dact", m.na)
+            self.store(tape, "act", smooth.next_activation(m, act, rate))
+
+
+def _integrator(m: Model, lay: Layout, make: Any, scratch: _Scratch, dynamics: Any, wrenches: Any, real: Any) -> Any:
+    """Device function (w, ctrl): one time step of the scratch's state."""
+    if m.opt_integrator == c.EULER:
+        euler = _as_call(make("euler", scratch.euler))
+        activations = make("activations", scratch.euler_activations) if m.na else _no_program
+
+        @device_call
+        def advance(w, ctrl):
+            wrenches(w, dynamics(w, ctrl))
+            euler(w)
+            activations(w)
+
+        return advance
+
+    begin, end = _as_call(make("rk4 begin", scratch.rk4_begin)), _as_call(make("rk4 end", scratch.rk4_end))
+    stage_program = make("rk4 stage", scratch.rk4_stage, 2)
+    # The last part only moves the state to where it is not read.
+    table = np.array([[*pair] for pair in zip(RK4_WEIGHT, (*RK4_STAGE, 0.0), strict=True)], real)
+
+    @device_call
+    def stage(w, numbers):
+        stage_program(w, numbers)
+
+    @device_call
+    def advance_rk4(w, ctrl):
+        numbers = local_array(2, real)
+        begin(w)
+        for k in range(4):
+            wrenches(w, dynamics(w, ctrl))
+            numbers[0], numbers[1] = table[k, 0], table[k, 1]
+            stage(w, numbers)
+        end(w)
+
+    return advance_rk4
+
+
+@device
+def _no_program(w):
+    pass
+
+
+def _wrenches(m: Model, lay: Layout, contacts: Contacts, real: Any) -> Any:
+    """Device function (w, contacts) that sums the contact forces on each body as `cfrc_ext`: torque and force about the
+    centre of mass of its tree (`mj_rnePostConstraint`).
+    """
+    raise OperantError("cfrc_ext is not kept yet")

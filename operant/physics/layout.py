@@ -1,0 +1,119 @@
+"""Places of a lane's numbers: in its state column and in its scratch. Plain integers, known before compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from operant.physics import constants as c
+from operant.physics.model import Model
+from operant.physics.pairs import Pair
+from operant.physics.smooth import turning_dofs
+from operant.physics.sparse import Pattern
+
+ROOM = 16
+"""Contacts that a lane has room for, where the model allows more."""
+
+READS = {
+    "xpos": ("nbody", 3), "xquat": ("nbody", 4), "xmat": ("nbody", 9), "xipos": ("nbody", 3),
+    "geom_xpos": ("ngeom", 3), "geom_xmat": ("ngeom", 9), "site_xpos": ("nsite", 3), "site_xmat": ("nsite", 9),
+    "subtree_com": ("nbody", 3), "cinert": ("nbody", 10), "cvel": ("nbody", 6), "qfrc_actuator": ("nv", 1),
+    "actuator_force": ("nactuator", 1), "ten_length": ("ntendon", 1), "cfrc_ext": ("nbody", 6), "qacc": ("nv", 1),
+}  # fmt: skip
+"""Quantities that an environment may read after a step: number of elements and numbers of each, as in `mjData`."""
+
+
+@dataclass
+class Block:
+    """Consecutive numbers handed out in order."""
+
+    size: int = 0
+    at: dict[str, int] = field(default_factory=dict)
+
+    def take(self, name: str, count: int) -> None:
+        """Hand out the next `count` numbers under a name."""
+        self.at[name] = self.size
+        self.size += count
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Offsets by name: `state` within the lane's column, `at` within the scratch; sizes of the parts of a contact."""
+
+    state: dict[str, int]
+    fields: int
+    at: dict[str, int]
+    size: int
+    room: int  # contacts
+    rows: int  # most dimensions of a contact
+    chain: int  # most dofs of a contact
+    limits: int  # most active joint limits
+
+
+def plan(m: Model, pairs: Sequence[Pair], most: Sequence[int], hessian: Pattern, reads: Sequence[str]) -> Layout:
+    """Layout for a model, its pairs (`most` contacts of each), the pattern of its Hessian, and what is read after a
+    step.
+    """
+    state = Block()
+    for name, count in (("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1)):
+        state.take(name, count)
+
+    room = min(sum(most), ROOM)
+    rows = max((pair.condim for pair in pairs), default=0)
+    chain = max((len(pair.dofs) for pair in pairs), default=0)
+    limits = _most_limits(m)
+    losses = int((m.dof_frictionloss > 0).sum())
+
+    w = Block()
+    for name, count in (("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1)):
+        w.take(name, count)
+    for name in ("qacc", "qfrc_smooth", "qacc_smooth", "qfrc_constraint"):
+        w.take(name, m.nv)
+    w.take("act_dot", m.na)
+    w.take("M", len(hessian.mass))
+    w.take("LD", len(hessian.mass))
+    if m.opt_integrator == c.RK4:
+        for name, count in (("qpos0", m.nq), ("qvel0", m.nv), ("act0", m.na)):
+            w.take(name, count)
+        for name, count in (("dqpos", m.nv), ("dqvel", m.nv), ("dact", m.na), ("turn", 3 * len(turning_dofs(m)))):
+            w.take(name, count)
+    for name in reads:
+        count, width = READS[name]
+        w.take(f"read {name}", getattr(m, count) * width)
+    w.take("limit dof", limits)
+    for name in ("limit D", "limit r", "limit v"):
+        w.take(name, limits)
+    for name in ("loss r", "loss v"):
+        w.take(name, losses)
+    w.take("contact pair", room)
+    w.take("contact D", room)
+    w.take("contact r", room * rows)
+    w.take("contact v", room * rows)
+    w.take("contact J", room * rows * chain)
+    if "cfrc_ext" in reads:
+        w.take("contact place", room * 12)
+
+    # What the rows are made of is no longer needed when the solver begins: both use the same place.
+    before, solver = Block(w.size), Block(w.size)
+    geoms = sorted({geom for pair in pairs for geom in pair.geoms})
+    for geom in geoms:
+        before.take(f"pose {geom}", 12)
+    before.take("cdof", 6 * m.nv if pairs else 0)
+    before.take("com", 3 * m.nbody if pairs else 0)
+    before.take("found", 10 * max(most, default=0))
+    solver.take("H", len(hessian.places))
+    for name in ("grad", "search", "Mv", "Ma"):
+        solver.take(name, m.nv)
+    at = w.at | before.at | solver.at
+    return Layout(state.at, state.size, at, max(before.size, solver.size), room, rows, chain, limits)
+
+
+def _most_limits(m: Model) -> int:
+    """Most joint limits that are active at once: both sides of a joint only where their margins overlap."""
+    if m.opt_disableflags & (c.NO_LIMIT | c.NO_CONSTRAINT):
+        return 0
+    return sum(
+        2 if m.jnt_range[j, 1] - m.jnt_range[j, 0] < 2 * m.jnt_margin[j] else 1
+        for j in range(m.njnt)
+        if m.jnt_limited[j]
+    )

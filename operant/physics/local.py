@@ -1,0 +1,43 @@
+"""`local_array`: a small array on a lane's stack, the same on the CPU and on CUDA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core.typing.npydecl import parse_dtype
+from numba.extending import intrinsic
+
+
+def _local_array(typing: Any, size: Any, dtype: Any) -> Any:
+    """`local_array(size, dtype)`: uninitialised array of a constant size, valid until the function that made it
+    returns. (An inlined function is part of its caller.) Only a literal, global or closed-over size is constant.
+    """
+    if not isinstance(size, types.IntegerLiteral):
+        return None
+    kind: Any = types.Array(parse_dtype(dtype), 1, "C")  # type: ignore[call-overload]
+    count = size.literal_value
+
+    def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        item = context.get_data_type(kind.dtype)
+        # An allocation in the entry block is made once, whatever loop the call stands in.
+        with builder.goto_entry_block():
+            memory = builder.alloca(ir.ArrayType(item, max(count, 1)))
+        memory.align = 16
+        array = context.make_array(kind)(context, builder)
+        width = context.get_abi_sizeof(item)
+        context.populate_array(
+            array,
+            data=builder.bitcast(memory, item.as_pointer()),
+            shape=[context.get_constant(types.intp, count)],
+            strides=[context.get_constant(types.intp, width)],
+            itemsize=context.get_constant(types.intp, width),
+            meminfo=None,
+        )
+        return array._getvalue()
+
+    return kind(types.literal(count), dtype), code
+
+
+local_array: Any = intrinsic(_local_array)

@@ -1,0 +1,172 @@
+"""`Model`: the constants of one MJCF model, as MuJoCo's compiler computes them, without MuJoCo.
+
+`mujoco` reads the XML once; a saved model opens where it is not installed. Field names and meanings are those of
+`mjModel` (MuJoCo's documentation, "API reference: mjModel"), its options `opt_...`. Knows no device.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from operant.errors import OperantError
+
+_COUNTS = "nq nv nu na nbody njnt ngeom nsite ntendon nactuator nout nsensor nsensordata ntree nexclude npair"
+_OPTIONS = (
+    "timestep impratio tolerance ls_tolerance iterations ls_iterations noslip_iterations solver integrator cone "
+    "disableflags enableflags gravity wind density viscosity"
+)
+_GROUPS = {
+    "body": (
+        "parentid rootid weldid jntnum jntadr dofnum dofadr treeid geomnum geomadr pos quat ipos iquat mass "
+        "subtreemass inertia invweight0 gravcomp mocapid"
+    ),
+    "jnt": (
+        "type qposadr dofadr bodyid limited actfrclimited actgravcomp solref solimp pos axis stiffness stiffnesspoly "
+        "range actfrcrange margin"
+    ),
+    "dof": (
+        "bodyid jntid parentid treeid simplenum solref solimp frictionloss armature damping dampingpoly invweight0 M0"
+    ),
+    "geom": (
+        "type contype conaffinity condim bodyid priority solmix solref solimp size rbound pos quat friction margin gap "
+        "fluid adhesion surfacevel"
+    ),
+    "site": "bodyid type pos quat size",
+    "pair": "dim geom1 geom2 signature solref solreffriction solimp margin gap friction",
+    "exclude": "signature",
+    "tendon": (
+        "adr num limited actfrclimited solref_lim solimp_lim solref_fri solimp_fri range margin stiffness "
+        "stiffnesspoly damping dampingpoly armature frictionloss lengthspring invweight0"
+    ),
+    "wrap": "type objid prm",
+    "actuator": (
+        "trntype dyntype gaintype biastype trnid actadr actnum outadr outnum ctrladr ctrlnum ctrllimited ctrlrange "
+        "forcelimited forcerange actlimited actrange dynprm gainprm biasprm actearly gear damping armature delay"
+    ),
+    "sensor": "type datatype needstage objtype objid reftype refid dim adr cutoff",
+}
+_NAMED = {
+    "body": "BODY", "joint": "JOINT", "geom": "GEOM", "site": "SITE", "tendon": "TENDON", "actuator": "ACTUATOR",
+    "sensor": "SENSOR",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """Constants of one model. `model.body_mass`, `model.opt_timestep`, ...: arrays of `mjModel` by name, read-only."""
+
+    arrays: Mapping[str, np.ndarray]
+    labels: Mapping[str, tuple[str, ...]]  # names by kind: body, joint, geom, site, tendon, actuator, sensor
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            value = self.__dict__["arrays"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+        if value.ndim:
+            return value
+        return float(value) if value.dtype.kind == "f" else int(value)
+
+    @classmethod
+    def from_mjcf(cls, source: str | Path) -> Model:
+        """Model of an MJCF file, or of the text of one. Raises OperantError without `mujoco`, for what it cannot read,
+        and for elements that the engine does not cover.
+        """
+        try:
+            import mujoco
+        except ImportError:
+            raise OperantError("reading an MJCF model needs mujoco: pip install mujoco") from None
+        text = str(source)
+        read = mujoco.MjModel.from_xml_string if "<" in text else mujoco.MjModel.from_xml_path
+        try:
+            compiled = read(text)
+        except ValueError as error:
+            raise OperantError(f"MuJoCo cannot read the model: {error}") from None
+        return cls.from_compiled(compiled)
+
+    @classmethod
+    def from_compiled(cls, compiled: Any) -> Model:
+        """Model of a `mujoco.MjModel`. Raises OperantError for elements that the engine does not cover."""
+        import mujoco
+
+        from operant.physics.coverage import refuse_uncovered
+
+        arrays = {name: np.array(getattr(compiled, name)) for name in _COUNTS.split()}
+        arrays |= {f"opt_{name}": np.array(getattr(compiled.opt, name)) for name in _OPTIONS.split()}
+        for group, names in _GROUPS.items():
+            for name in names.split():
+                arrays[f"{group}_{name}"] = np.array(getattr(compiled, f"{group}_{name}"))
+        arrays |= {name: np.array(getattr(compiled, name)) for name in ("qpos0", "qpos_spring")}
+        arrays["stat_meaninertia"] = np.array(compiled.stat.meaninertia)
+        labels = {}
+        for kind, constant in _NAMED.items():
+            number = getattr(mujoco.mjtObj, f"mjOBJ_{constant}")
+            count = getattr(compiled, "njnt" if kind == "joint" else f"n{kind}")
+            labels[kind] = tuple(mujoco.mj_id2name(compiled, number, k) or "" for k in range(count))
+        refuse_uncovered(compiled, labels)
+        return cls(_frozen(arrays), labels)
+
+    @classmethod
+    def load(cls, data: bytes) -> Model:
+        """Model that `save` wrote."""
+        content = zlib.decompress(data)
+        size = int.from_bytes(content[:4], "little")
+        head, at, arrays = json.loads(content[4 : 4 + size]), 4 + size, {}
+        for name, dtype, shape in head["arrays"]:
+            value = np.frombuffer(content, dtype, math.prod(shape), at).reshape(shape)
+            arrays[name], at = value, at + value.nbytes
+        return cls(_frozen(arrays), {kind: tuple(names) for kind, names in head["labels"].items()})
+
+    def save(self) -> bytes:
+        """Content as a small file: a head of names and shapes as JSON, then the numbers, compressed."""
+        arrays = [(name, value.dtype.str, value.shape) for name, value in self.arrays.items()]
+        head = json.dumps({"labels": dict(self.labels), "arrays": arrays}).encode()
+        numbers = b"".join(value.tobytes() for value in self.arrays.values())
+        return zlib.compress(len(head).to_bytes(4, "little") + head + numbers, 9)
+
+    def replace(self, **changes: Any) -> Model:
+        """Copy with other values, of the same shapes. Raises OperantError for a name or a shape that does not fit."""
+        arrays = dict(self.arrays)
+        for name, value in changes.items():
+            if name not in arrays:
+                raise OperantError(f"a model has no field {name!r}; fields are those of mjModel, such as body_mass")
+            new = np.array(value, arrays[name].dtype)
+            if new.shape != arrays[name].shape:
+                raise OperantError(f"{name} has shape {arrays[name].shape}, not {new.shape}")
+            arrays[name] = new
+        return Model(_frozen(arrays), self.labels)
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """Hash of the content, 32 bytes."""
+        found = hashlib.sha256(json.dumps(dict(self.labels)).encode())
+        for name, value in sorted(self.arrays.items()):
+            found.update(f"{name} {value.dtype.str} {value.shape} ".encode() + value.tobytes())
+        return found.digest()
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        """Names of the elements of a kind: body, joint, geom, site, tendon, actuator or sensor; "" for none."""
+        return self.labels[kind]
+
+    def id(self, kind: str, name: str) -> int:
+        """Number of an element. Raises OperantError for an unknown name."""
+        if name not in self.labels[kind]:
+            raise OperantError(f"the model has no {kind} {name!r}; it has {', '.join(filter(None, self.labels[kind]))}")
+        return self.labels[kind].index(name)
+
+
+def _frozen(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    for value in arrays.values():
+        if value.flags.writeable:
+            value.flags.writeable = False
+    return arrays

@@ -1,0 +1,273 @@
+"""Constraint rows of a lane: active joint limits and contacts, as device functions for one model.
+
+Source: MuJoCo's documentation, "Computation: constraint model", and `engine_core_constraint.c`. A row has a Jacobian J,
+an inverse regularisation D = 1 / R, and a reference acceleration a*. What is stored of it is D, J and the residual
+r = J a - a* at two accelerations: the one of the last step (in "r") and the unconstrained one (in "v"), from which the
+solver begins. A contact is stored in its frame: one row along the normal, and one per dimension of friction; the edges
+of its pyramid are normal +- mu friction, and share one D.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy import int32
+
+from operant.compute.device import device, device_call
+from operant.physics import constants as c
+from operant.physics.layout import Layout
+from operant.physics.model import Model
+from operant.physics.pairs import Pair, safe_solimp, safe_solref, stiffness_damping
+
+
+def impedance_numbers(solimp: tuple[float, ...]) -> tuple[float, ...]:
+    """Constants of `impedance`: least, greatest - least, 1 / width, midpoint, power, a, b (`getimpedance`)."""
+    low, high, width, middle, power = solimp
+    if low == high or width <= c.MINVAL:
+        low = high = 0.5 * (low + high)
+        width = 1.0
+    a = 1.0 / middle ** (power - 1.0)
+    b = 1.0 / (1.0 - middle) ** (power - 1.0)
+    return low, high - low, 1.0 / width, middle, power, a, b
+
+
+def impedance(real: Any, powers: Sequence[float]) -> Any:
+    """Device function d(r): impedance at a violation r for constants from `table[at ...]`."""
+    zero, one = real(0.0), real(1.0)
+    square, linear = all(p == 2.0 for p in powers), all(p == 1.0 for p in powers)
+
+    @device
+    def raised(x, power):
+        return x * x if square else (x if linear else x**power)
+
+    @device
+    def curve(r, table, at):
+        # d = low + y (high - low), y = a x^p up to the midpoint, 1 - b (1 - x)^p beyond it, x = |r| / width
+        x = min(abs(r) * table[at + 2], one)
+        power = table[at + 4]
+        y = table[at + 5] * raised(x, power) if x <= table[at + 3] else one - table[at + 6] * raised(one - x, power)
+        y = zero if x <= zero else y
+        return table[at] + y * table[at + 1]
+
+    return curve
+
+
+def limit_rows(m: Model, lay: Layout, real: Any) -> Any:
+    """Device function (w) -> number of active joint limits, which it writes."""
+    joints = [] if lay.limits == 0 else [j for j in range(m.njnt) if m.jnt_limited[j]]
+    width = 14
+    numbers, places = np.zeros((len(joints) or 1, width), real), np.zeros((len(joints) or 1, 2), int32)
+    powers = []
+    for k, j in enumerate(joints):
+        solimp = safe_solimp(m.jnt_solimp[j])
+        powers.append(solimp[4])
+        dof = int(m.jnt_dofadr[j])
+        stiffness, damping = stiffness_damping(safe_solref(m, m.jnt_solref[j]), solimp)
+        places[k] = m.jnt_qposadr[j], dof
+        numbers[k, :12] = (
+            *m.jnt_range[j], m.jnt_margin[j], stiffness, damping, *impedance_numbers(solimp)
+        )  # fmt: skip
+        numbers[k, 12] = m.dof_invweight0[dof]
+    numbers, flat, count = numbers.ravel(), places.ravel(), len(joints)
+    curve = impedance(real, powers)
+    one, least = real(1.0), real(c.MINVAL)
+    QPOS, QVEL, WARM, SMOOTH = (lay.at[name] for name in ("qpos", "qvel", "warm", "qacc_smooth"))
+    DOF, D, R, V = (lay.at[f"limit {name}"] for name in ("dof", "D", "r", "v"))
+
+    @device_call
+    def limits(w):
+        found = 0
+        for k in range(count):
+            at, dof = k * width, flat[2 * k + 1]
+            q = w[QPOS + flat[2 * k]]
+            for side in range(2):
+                distance = q - numbers[at] if side == 0 else numbers[at + 1] - q
+                if distance < numbers[at + 2]:
+                    # J = +1 at the lower limit, -1 at the upper;  a* = -B v - K d r
+                    sign = one if side == 0 else -one
+                    r = distance - numbers[at + 2]
+                    d = curve(r, numbers, at + 5)
+                    w[DOF + found] = sign * real(dof + 1)
+                    w[D + found] = one / max(least, (one - d) / d * numbers[at + 12])
+                    reference = -numbers[at + 4] * sign * w[QVEL + dof] - numbers[at + 3] * d * r
+                    w[R + found] = sign * w[WARM + dof] - reference
+                    w[V + found] = sign * w[SMOOTH + dof] - reference
+                    found += 1
+        return found
+
+    return limits
+
+
+def dispatch(kinds: Sequence[tuple[int, Any]]) -> Any:
+    """Device function that calls the collision function of a pair's kind."""
+    collide = _last(kinds[-1][1])
+    for kind, function in reversed(kinds[:-1]):
+        collide = _branch(kind, function, collide)
+    return collide
+
+
+def _last(function: Any) -> Any:
+    @device
+    def collide(which, p, a, b, size, ga, gb, margin, out, first):
+        return function(p, a, b, size, ga, gb, margin, out, first)
+
+    return collide
+
+
+def _branch(kind: int, function: Any, rest: Any) -> Any:
+    @device
+    def collide(which, p, a, b, size, ga, gb, margin, out, first):
+        if which == kind:
+            return function(p, a, b, size, ga, gb, margin, out, first)
+        return rest(which, p, a, b, size, ga, gb, margin, out, first)
+
+    return collide
+
+
+class Contacts:
+    """Tables of a model's pairs, and the device function that finds contacts and writes their rows."""
+
+    def __init__(self, m: Model, pairs: Sequence[Pair], lay: Layout, functions: dict[Any, Any], real: Any) -> None:
+        self.room, self.rows, self.chain = lay.room, lay.rows, lay.chain
+        count = max(len(pairs), 1)
+        kinds = sorted({pair.types(m) for pair in pairs})
+        # Columns: pose of each geom, geom, kind, dimensions, dofs
+        places = np.zeros((count, 7), int32)
+        dofs, signs = np.zeros((count, max(lay.chain, 1)), int32), np.zeros((count, max(lay.chain, 1)), real)
+        # Columns: margin, margin + gap, friction 5, K, B, impedance 7, diagonal, factor of R
+        numbers = np.zeros((count, 18), real)
+        for k, pair in enumerate(pairs):
+            a, b = pair.geoms
+            places[k] = (
+                lay.at[f"pose {a}"], lay.at[f"pose {b}"], a, b, kinds.index(pair.types(m)), pair.condim, len(pair.dofs)
+            )  # fmt: skip
+            dofs[k, : len(pair.dofs)] = [dof for dof, _ in pair.dofs]
+            signs[k, : len(pair.dofs)] = [sign for _, sign in pair.dofs]
+            # The diagonal of A is approximated by the bodies' inverse weights (`mj_diagApprox`).
+            weight = float(sum(m.body_invweight0[body, 0] for body in pair.bodies))
+            mu, factor = pair.friction[0], 1.0
+            if pair.condim > 1:
+                weight, factor = weight * (1.0 + mu * mu), 2.0 * mu * mu / max(c.MINVAL, float(m.opt_impratio))
+            numbers[k] = (
+                pair.margin, pair.margin + pair.gap, *pair.friction, *stiffness_damping(pair.solref, pair.solimp),
+                *impedance_numbers(pair.solimp), weight, factor,
+            )  # fmt: skip
+        self.places, self.dofs, self.signs, self.numbers = places, dofs, signs, numbers
+        self.find = self._finder(m, pairs, lay, [(k, functions[pair]) for k, pair in enumerate(kinds)], real)
+
+    def _finder(self, m: Model, pairs: Sequence[Pair], lay: Layout, kinds: Sequence[Any], real: Any) -> Any:
+        if not pairs:
+
+            @device
+            def none(w):
+                return 0
+
+            return none
+        places, dofs, signs, numbers = self.places, self.dofs, self.signs, self.numbers
+        flat, width = numbers.ravel(), numbers.shape[1]
+        sizes, bounds = m.geom_size.ravel().astype(real), m.geom_rbound.astype(real)
+        collide = dispatch(kinds)
+        curve = impedance(real, [pair.solimp[4] for pair in pairs])
+        count, room, rows, chain = len(pairs), lay.room, lay.rows, lay.chain
+        zero, half, quarter, one, least = real(0.0), real(0.5), real(0.25), real(1.0), real(c.MINVAL)
+        FOUND, CDOF, COM, LOST = (lay.at[name] for name in ("found", "cdof", "com", "lost"))
+        QVEL, WARM, SMOOTH = (lay.at[name] for name in ("qvel", "warm", "qacc_smooth"))
+        PAIR, D, R, V, J = (lay.at[f"contact {name}"] for name in ("pair", "D", "r", "v", "J"))
+        PLACE = lay.at.get("contact place", -1)
+        kept = PLACE >= 0
+        # Place of the centre of mass about which a dof's motion is written
+        centre = (COM + 3 * m.body_rootid[m.dof_bodyid]).astype(int32)
+
+        @device
+        def near(w, k):
+            # Bounding spheres, or one and a plane, within the margin
+            a, b, reach = places[k, 0], places[k, 1], numbers[k, 1]
+            x, y, z = w[b] - w[a], w[b + 1] - w[a + 1], w[b + 2] - w[a + 2]
+            first, second = bounds[places[k, 2]], bounds[places[k, 3]]
+            if first > zero:
+                together = first + second + reach
+                return x * x + y * y + z * z <= together * together
+            return x * w[a + 5] + y * w[a + 8] + z * w[a + 11] <= reach + second
+
+        @device_call
+        def write(w, k, at, n):
+            """Write contact n of pair k, found at `at`."""
+            # Frame: normal, then the preferred tangent made orthogonal to it (`mju_makeFrame`)
+            x0, x1, x2 = w[at + 4], w[at + 5], w[at + 6]
+            scale = one / math.sqrt(x0 * x0 + x1 * x1 + x2 * x2)
+            x0, x1, x2 = x0 * scale, x1 * scale, x2 * scale
+            y0, y1, y2 = w[at + 7], w[at + 8], w[at + 9]
+            if y0 * y0 + y1 * y1 + y2 * y2 < quarter:
+                upright = x1 < half and x1 > -half
+                y0, y1, y2 = zero, (one if upright else zero), (zero if upright else one)
+            along = x0 * y0 + x1 * y1 + x2 * y2
+            y0, y1, y2 = y0 - along * x0, y1 - along * x1, y2 - along * x2
+            scale = one / math.sqrt(y0 * y0 + y1 * y1 + y2 * y2)
+            y0, y1, y2 = y0 * scale, y1 * scale, y2 * scale
+            z0, z1, z2 = x1 * y2 - x2 * y1, x2 * y0 - x0 * y2, x0 * y1 - x1 * y0
+            if kept:
+                place = PLACE + 12 * n
+                w[place], w[place + 1], w[place + 2] = w[at + 1], w[at + 2], w[at + 3]
+                w[place + 3], w[place + 4], w[place + 5] = x0, x1, x2
+                w[place + 6], w[place + 7], w[place + 8] = y0, y1, y2
+                w[place + 9], w[place + 10], w[place + 11] = z0, z1, z2
+
+            # a* = -B v - K d r along the normal, -B v along the rest
+            r = w[at] - numbers[k, 0]
+            d = curve(r, flat, width * k + 9)
+            stiffness, damping = numbers[k, 7], numbers[k, 8]
+            w[PAIR + n] = real(k)
+            w[D + n] = one / (max(least, (one - d) / d * numbers[k, 16]) * numbers[k, 17])
+            dims, moving = places[k, 5], places[k, 6]
+            p0, p1, p2 = w[at + 1], w[at + 2], w[at + 3]
+            for row in range(dims):
+                turns = row > 2
+                f0 = x0 if row % 3 == 0 else (y0 if row % 3 == 1 else z0)
+                f1 = x1 if row % 3 == 0 else (y1 if row % 3 == 1 else z1)
+                f2 = x2 if row % 3 == 0 else (y2 if row % 3 == 1 else z2)
+                speed, warm, smooth = zero, zero, zero
+                for i in range(moving):
+                    dof = dofs[k, i]
+                    at_dof, com = CDOF + 6 * dof, centre[dof]
+                    a0, a1, a2 = w[at_dof], w[at_dof + 1], w[at_dof + 2]
+                    if turns:
+                        v0, v1, v2 = a0, a1, a2
+                    else:
+                        # velocity of the point: translation + rotation x (point - centre)
+                        o0, o1, o2 = p0 - w[com], p1 - w[com + 1], p2 - w[com + 2]
+                        v0 = w[at_dof + 3] + a1 * o2 - a2 * o1
+                        v1 = w[at_dof + 4] + a2 * o0 - a0 * o2
+                        v2 = w[at_dof + 5] + a0 * o1 - a1 * o0
+                    j = signs[k, i] * (f0 * v0 + f1 * v1 + f2 * v2)
+                    w[J + (n * rows + row) * chain + i] = j
+                    speed += j * w[QVEL + dof]
+                    warm += j * w[WARM + dof]
+                    smooth += j * w[SMOOTH + dof]
+                reference = -damping * speed
+                if row == 0:
+                    reference -= stiffness * d * r
+                w[R + n * rows + row] = warm - reference
+                w[V + n * rows + row] = smooth - reference
+
+        @device_call
+        def find(w):
+            n = 0
+            for k in range(count):
+                if near(w, k):
+                    some = collide(
+                        places[k, 4], w, places[k, 0], places[k, 1], sizes, places[k, 2], places[k, 3], numbers[k, 1],
+                        w, FOUND,
+                    )  # fmt: skip
+                    for i in range(some):
+                        if w[FOUND + 10 * i] < numbers[k, 0]:
+                            if n < room:
+                                write(w, k, FOUND + 10 * i, n)
+                                n += 1
+                            else:
+                                w[LOST] += one
+            return n
+
+        return find

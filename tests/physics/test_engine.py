@@ -1,0 +1,145 @@
+"""The physics engine against MuJoCo's `mj_step`."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy import float32, float64
+
+pytest.importorskip("mujoco")
+pytest.importorskip("gymnasium")
+
+import physics_parity as parity
+
+from operant.compute.fingerprint import fingerprint
+from operant.errors import OperantError
+from operant.physics import Model, build
+from operant.physics.trace import Tape, needed, sin
+
+BALLS = """
+<mujoco>
+  <option timestep="0.005" integrator="RK4" density="20" viscosity="0.3"/>
+  <worldbody>
+    <body pos="0 0 1">
+      <freejoint/>
+      <geom type="capsule" size="0.05 0.2" contype="0" conaffinity="0"/>
+      <body pos="0 0.1 0.25" quat="0.8 0.1 0.5 0.2">
+        <joint name="ball" type="ball" damping="0.1" armature="0.02"/>
+        <geom type="box" size="0.1 0.05 0.2" pos="0.1 0 0.1" contype="0" conaffinity="0"/>
+        <body pos="0.2 0 0.3">
+          <joint name="slide" type="slide" axis="1 1 0" stiffness="30" frictionloss="0.4" springref="0.1"/>
+          <joint name="hinge" type="hinge" axis="0 1 1" pos="0.1 0 0" range="-40 60" limited="true" frictionloss="0.1"/>
+          <geom type="ellipsoid" size="0.1 0.05 0.07" contype="0" conaffinity="0"/>
+        </body>
+      </body>
+    </body>
+  </worldbody>
+  <tendon><fixed name="pull" stiffness="3" damping="0.2" springlength="0.1">
+    <joint joint="slide" coef="1.5"/><joint joint="hinge" coef="-0.5"/></fixed></tendon>
+  <actuator>
+    <motor joint="hinge" gear="3" ctrlrange="-1 1" ctrllimited="true"/>
+    <position joint="slide" kp="20" kv="1" forcerange="-5 5" forcelimited="true"/>
+    <general tendon="pull" dyntype="filter" dynprm="0.05" gainprm="4" biastype="affine" biasprm="0.1 -1 -0.2"/>
+    <general joint="hinge" dyntype="filterexact" dynprm="0.1" gainprm="2" actrange="-0.5 0.5" actlimited="true"/>
+    <general joint="hinge" dyntype="integrator" gaintype="affine" gainprm="1 0.2 0.1"/>
+  </actuator>
+</mujoco>
+"""
+"""Joints, springs, tendon, actuators and fluid that Gymnasium's models lack."""
+
+
+def test_a_step_of_half_cheetah_is_mujocos_to_rounding():
+    errors = parity.step_errors(parity.source("half_cheetah"), float64, 600)
+    assert errors.values.max() < 1e-10
+    assert errors.rows > 20 and errors.lost == 0
+
+
+def test_joints_tendons_actuators_and_fluids_are_mujocos_to_rounding():
+    errors = parity.step_errors(BALLS, float64, 300)
+    assert errors.values.max() < 1e-10
+    assert errors.rows >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["hopper", "walker2d_v5", "inverted_pendulum", "inverted_double_pendulum", "reacher", "swimmer", "ant"],
+)
+def test_a_step_of_every_model_is_mujocos_to_rounding(name):
+    errors = parity.step_errors(parity.source(name), float64, 2000)
+    assert errors.values.max() < 1e-10
+    assert errors.lost < 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["half_cheetah", "walker2d_v5", "swimmer", "ant"])
+def test_float32_errs_by_rounding(name):
+    errors = parity.step_errors(parity.source(name), float32, 2000)
+    assert np.median(errors.values, axis=0).max() < 3e-6
+    assert np.median(errors.values, axis=0)[:2].max() < 1e-6
+
+
+@pytest.mark.slow
+def test_free_motion_keeps_energy_as_mujoco_does():
+    import mujoco
+
+    text = """<mujoco><option timestep="0.002" integrator="RK4"/><worldbody><body pos="0 0 0">
+      <joint type="hinge" axis="0 1 0"/><geom type="capsule" fromto="0 0 0 0 0 -0.5" size="0.04" contype="0"/>
+      <body pos="0 0 -0.5"><joint type="hinge" axis="0 1 0"/>
+      <geom type="capsule" fromto="0 0 0 0 0 -0.4" size="0.03" contype="0"/></body></body></worldbody></mujoco>"""
+    m = mujoco.MjModel.from_xml_string(text)
+    m.opt.enableflags |= mujoco.mjtEnableBit.mjENBL_ENERGY
+    d = mujoco.MjData(m)
+    engine = build(Model.from_mjcf(text), float64)
+    run, s = parity.stepper(engine), np.zeros(engine.fields)
+    s[: m.nq] = d.qpos[:] = [2.0, 1.0]
+
+    def energy(q, v):
+        d.qpos[:], d.qvel[:] = q, v
+        mujoco.mj_forward(m, d)
+        return sum(d.energy)
+
+    before = energy(s[:2], s[2:4])
+    run(s, np.zeros(1), 5000)  # ten seconds
+    ours = energy(s[:2], s[2:4])
+    d.qpos[:], d.qvel[:] = [2.0, 1.0], 0.0
+    mujoco.mj_step(m, d, 5000)
+    assert abs(ours - before) == pytest.approx(abs(energy(d.qpos.copy(), d.qvel.copy()) - before), abs=1e-8)
+    assert abs(ours - before) < 1e-4
+
+
+def test_a_saved_model_is_the_same_engine():
+    model = Model.from_mjcf(parity.source("inverted_pendulum"))
+    again = Model.load(model.save())
+    assert again.digest == model.digest
+    assert build(again) is build(model)
+    assert again.names("joint") == ("slider", "hinge")
+    heavier = model.replace(body_mass=2.0 * model.body_mass)
+    assert fingerprint(build(heavier).steps) != fingerprint(build(model).steps)
+    assert len(model.save()) < 20_000
+
+
+def test_an_element_that_is_not_covered_is_named():
+    with pytest.raises(OperantError, match=r"elliptic friction cones.*mujoco_warp"):
+        Model.from_mjcf('<mujoco><option cone="elliptic"/></mujoco>')
+    with pytest.raises(OperantError, match="the transmission of actuator 'wheel'"):
+        Model.from_mjcf(
+            '<mujoco><worldbody><body><freejoint/><geom size="1"/><site name="s"/></body></worldbody>'
+            '<actuator><general name="wheel" site="s"/></actuator></mujoco>'
+        )
+    with pytest.raises(OperantError, match="cannot read the model"):
+        Model.from_mjcf("<mujoco><nothing/></mujoco>")
+
+
+def test_recording_folds_constants_and_drops_what_is_not_stored():
+    tape = Tape()
+    x = tape.load(0, 0)
+    sin(x + 1.0)
+    assert (x * 0.0, 0.0 * x + 2.0, x - x) == (0.0, 2.0, 0.0)
+    negative = -x
+    assert x * 1.0 is x and -negative is x and x * 2.0 is 2.0 * x
+    tape.store(0, 1, x * 2.0 + (x + x))
+    assert [event.op for event in needed(tape)] == ["load", "mul", "add", "add", "store"]
+    assert sin(0.5) == math.sin(0.5)

@@ -1,0 +1,96 @@
+"""Steps of the engine and of MuJoCo from the same states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import mujoco
+import numpy as np
+from numba import njit
+
+from operant.compute.device import FASTMATH
+from operant.physics import Engine, Model, build
+
+ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
+
+
+@dataclass
+class Errors:
+    """Relative errors of qpos, qvel and qacc, (states, 3); most rows, contacts and lost contacts of a state."""
+
+    values: np.ndarray
+    rows: int
+    contacts: int
+    lost: int
+
+
+def source(name: str) -> Path:
+    """MJCF file of one of Gymnasium's models."""
+    return ASSETS / f"{name}.xml"
+
+
+def stepper(engine: Engine) -> Any:
+    """Function (state column, control, steps) compiled for the CPU."""
+    work, steps = engine.work, engine.steps
+
+    @njit(fastmath=set(FASTMATH), error_model="numpy", _nrt=False)
+    def run(s, ctrl, n):
+        steps(s, ctrl, work(), n)
+
+    return run
+
+
+def put(engine: Engine, s: np.ndarray, d: Any) -> None:
+    """Copy MuJoCo's state to the lane's column."""
+    m = engine.model
+    s[:] = 0
+    s[engine.QPOS : engine.QPOS + m.nq] = d.qpos
+    s[engine.QVEL : engine.QVEL + m.nv] = d.qvel
+    s[engine.WARM : engine.WARM + m.nv] = d.qacc_warmstart
+    s[engine.ACT : engine.ACT + m.na] = d.act
+
+
+def states(m: Any, d: Any, count: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Set `d` to states along random episodes that begin near to, and far from, the initial pose; yields controls."""
+    for k in range(count):
+        if k % 50 == 0 or d.warning.number.any():
+            mujoco.mj_resetData(m, d)
+            size = k // 50 % 4
+            d.qpos[:] += rng.normal(size=m.nq) * (0.01, 0.1, 0.5, 1.0)[size]
+            d.qvel[:] = rng.normal(size=m.nv) * (0.1, 1.0, 5.0, 10.0)[size]
+            if size == 3:
+                d.qacc_warmstart[:] = rng.normal(size=m.nv) * 10.0
+        bound = np.where(m.actuator_ctrllimited, np.abs(m.actuator_ctrlrange).max(axis=1), 1.0)
+        yield rng.uniform(-1.2, 1.2, m.nu) * bound
+
+
+def step_errors(path: str | Path, real: Any, count: int, seed: int = 0) -> Errors:
+    """Errors of single steps from `count` states, each set from MuJoCo's."""
+    text = str(path)
+    m = mujoco.MjModel.from_xml_string(text) if "<" in text else mujoco.MjModel.from_xml_path(text)
+    d = mujoco.MjData(m)
+    engine = build(Model.from_mjcf(path), real)
+    run, s = stepper(engine), np.zeros(engine.fields, real)
+    found, rows, contacts, lost = [], 0, 0, 0
+    for ctrl in states(m, d, count, np.random.default_rng(seed)):
+        put(engine, s, d)
+        # MuJoCo starts from the same rounded state.
+        d.qpos[:], d.qvel[:] = s[: m.nq], s[m.nq : m.nq + m.nv]
+        d.qacc_warmstart[:], d.ctrl[:] = s[engine.WARM : engine.WARM + m.nv], ctrl.astype(real)
+        run(s, ctrl.astype(real), 1)
+        mujoco.mj_step(m, d)
+        rows, contacts = max(rows, d.nefc), max(contacts, d.ncon)
+        if s[engine.LOST] > 0:
+            lost += 1
+            continue
+        found.append(
+            [
+                np.abs(s[at : at + len(x)] - x).max() / max(1.0, np.abs(x).max())
+                for at, x in ((engine.QPOS, d.qpos), (engine.QVEL, d.qvel), (engine.WARM, d.qacc_warmstart))
+            ]
+        )
+    return Errors(np.array(found), rows, contacts, lost)
