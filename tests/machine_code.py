@@ -38,7 +38,7 @@ def compile_for(architecture: int, kernel, arguments, options) -> int:
         """Triton's type of an argument; a tuple of types for a tuple."""
         if isinstance(value, tuple):
             kinds = [described(part, (*place, k), specialize) for k, part in enumerate(value)]
-            return type(value)(*kinds)
+            return type(value)(*kinds) if hasattr(value, "_fields") else tuple(kinds)
         if isinstance(value, TensorDescriptor):
             return f"tensordesc<{KINDS[value.base.dtype][1:]}{value.block_shape}>".replace(" ", "")
         address = value.data_ptr() if isinstance(value, torch.Tensor) else value

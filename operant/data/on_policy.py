@@ -12,7 +12,7 @@ a loss, M blocks of a rollout, m selected blocks, B samples of a minibatch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -39,17 +39,19 @@ class Experience:
     advantage: Tensor  # (T, N)
     returns: Tensor  # (T, N), the targets of the values
     log_probability: Tensor  # (T, N), of the actions by the policy that acted; PPO only
+    value: Tensor  # (T + 1, N), V of the observation before each step, and of the last one
 
-    def __init__(self, collector: Collector, rows: Sequence[str], raw: Tensor | None = None) -> None:
-        """Allocate the rows with these names, in this order. `raw` (T, A, N) holds actions as they were sampled; by
-        default they are the environment's actions.
+    def __init__(self, collector: Collector, rows: type[Any], raw: Tensor | None = None) -> None:
+        """Allocate the rows that the NamedTuple `rows` declares, in its order; the last is `value`. `raw` (T, A, N)
+        holds actions as they were sampled; by default they are the environment's actions.
         """
         T, N, device = collector.steps, collector.world.count, collector.world.device
-        self.samples = torch.zeros((len(rows) * T + T + 1) * N, device=device)
-        *parts, value = self.samples.split([T * N] * len(rows) + [(T + 1) * N])
-        for name, part in zip(rows, parts, strict=True):
-            setattr(self, name, part.view(T, N))
-        self.value = value.view(T + 1, N)  # V of the observation before each step, and of the last one
+        names: tuple[str, ...] = rows._fields
+        assert names[-1] == "value", names
+        steps = [T] * (len(names) - 1) + [T + 1]
+        self.samples = torch.zeros(sum(steps) * N, device=device)
+        for name, count, row in zip(names, steps, self.samples.split([count * N for count in steps]), strict=True):
+            setattr(self, name, row.view(count, N))
         # V of the true final observation, where an episode was truncated
         self.final_value = torch.zeros(T, N, device=device)
         self.reward = torch.zeros(T, N, device=device)  # scaled

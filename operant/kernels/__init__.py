@@ -1,11 +1,12 @@
 """Triton kernels, and the engines that launch them. Knows no algorithm.
 
 - `ops`: device functions shared by all kernels (products, activations, layer normalization, distributions, Adam, ...).
-- `spec`, `tile_config`, `arguments`, `loss`: sizes of a network, tilings, kernel arguments, an algorithm's loss.
+- `spec`, `tile_config`: sizes of a network, tilings.
 - `observations`, `network`, `act`, `backward`: a dense network that one program holds (resident engine).
-- `packing`, `layers`, `layer_norm`: a dense network in one launch per layer (per-layer engine).
+- `packing`, `layers`: a dense network in one launch per layer (per-layer engine).
 - `convolution`: a Q-network with one convolution.
-- `single_tile`, `q_values`, `moments`, `muon`, `exchange`: small batches, Q-learning, statistics, Muon, several GPUs.
+- `single_tile`, `q_values`, `statistics`, `muon`, `exchange`: small batches, Q-learning, statistics, Muon, several
+GPUs.
 - `dense`, `recurrent`, `actor_critic`: the engines, which launch these kernels over an algorithm's buffers.
 """
 

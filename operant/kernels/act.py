@@ -1,11 +1,17 @@
-"""Rollout kernels of a resident network: act on one step's observations, and compute the bootstrap values.
+"""Rollout kernels of the resident engine: act on one step's observations, and compute the bootstrap values.
 
-A program takes one tile of lanes and one tower. A lane's results do not depend on the other lanes or on their number.
-Knows no loss. The structs `inputs`, `acting` and `buffers` are those of `operant.kernels.arguments`. `SPEC` is an
-`operant.kernels.spec.Spec`: sizes of the network, and offsets in its flat parameter vector (`params_ptr`).
+A program takes one tile of lanes and one tower: the network of the actor (0), that of the critic (1), or both with a
+shared trunk (0). A lane's results do not depend on the other lanes or on their number. Knows no loss.
+
+Shapes: T steps, N lanes, O features of an observation, H parameters of the distribution (logits or means), A components
+of an action, U rows of noise, P parameters. `rows` is a program's tile of lanes, `out_pad` the columns of its outputs:
+H parameters, then the value, then padding. `SPEC` is an `operant.kernels.spec.Spec`: sizes of the network, and offsets
+in its flat parameter vector.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -17,13 +23,46 @@ from operant.kernels.ops.categorical import categorical, load_legal_mask, mask_i
 from operant.kernels.ops.gaussian import box_muller, gaussian_log_density
 from operant.kernels.ops.linear import select_column
 
+# ARGUMENTS
+
+
+class Acting(NamedTuple):
+    """Noise and bounds for sampling actions, and the buffers of the results."""
+
+    noise: Any  # (T, U, N) uniform in [0, 1)
+    bounds: Any  # (3, A) centre, half range and clipping limit of a Box action
+    raw: Any  # (T, A, N) sampled action, written
+    action: Any  # (T, A, N) action for the environment, written
+    log_probability: Any  # (T, N) written
+    value: Any  # (T + 1, N) written
+
+
+class Bootstrap(NamedTuple):
+    """Observations after the last step and at truncations, and the buffers of their values."""
+
+    observation: Any  # (T + 1, O, N)
+    final_observation: Any  # (T, O, N) true final observation of truncated lanes
+    truncated: Any  # (T, N) uint8
+    legal_mask: Any  # (T + 1, H, N), of which step T is read
+    value: Any  # (T + 1, N), of which step T is written
+    final_value: Any  # (T, N), written for truncated lanes
+
+
 # SAMPLING
 
 
 @triton.jit
 def _sample_categorical(out, column, lane, in_bounds, acting, t, lanes, SPEC: tl.constexpr):
-    """Sample each choice from logits (rows, out_pad) at step t and store the actions; returns the joint log-probability
-    (rows).
+    """Sample an action for each choice (several for MultiDiscrete) at step t and store them; return their joint
+    log-probability (rows).
+
+    | parameter | shape           | meaning                                 |
+    |-----------|-----------------|-----------------------------------------|
+    | out       | (rows, out_pad) | logits in the first H columns           |
+    | column    | (out_pad)       | tl.arange(0, out_pad)                   |
+    | lane      | (rows)          | lane of each row                        |
+    | in_bounds | (rows)          | rows to store                           |
+    | acting    | struct          | `Acting`: noise, and the stored actions |
     """
     log_p, p, _entropy = categorical(out, column, SPEC)
     selected = tl.zeros_like(out)
@@ -40,8 +79,10 @@ def _sample_categorical(out, column, lane, in_bounds, acting, t, lanes, SPEC: tl
 
 @triton.jit
 def _sample_gaussian(out, column, lane, in_bounds, acting, params_ptr, t, lanes, SPEC: tl.constexpr):
-    """Sample raw actions around means (rows, out_pad) at step t, store them and the bounded actions; returns log p
+    """Sample raw actions mean + std noise at step t, store them and the bounded actions; return their log density
     (rows).
+
+    The parameters are those of `_sample_categorical`; `out` holds means, `params_ptr` (P) log_std.
     """
     is_mean = column < SPEC.head_rows
     mask = is_mean[None, :] & in_bounds[:, None]
@@ -67,19 +108,19 @@ def _sample_gaussian(out, column, lane, in_bounds, acting, params_ptr, t, lanes,
 
 @triton.jit
 def sample_and_store(out, lane, in_bounds, legal_mask_ptr, acting, params_ptr, tower, t, lanes, SPEC: tl.constexpr):
-    """Sample actions from a tower's outputs at step t and store them with log-probabilities and values.
+    """Sample actions from a tower's outputs at step t and store them with log-probabilities and values: SAMPLE of PPO.
 
     The actor's tower stores actions, raw samples and log-probabilities; the critic's tower stores values; a shared
     trunk stores all.
 
-    | parameter      | shape           | meaning                                  |
-    |----------------|-----------------|------------------------------------------|
-    | out            | (rows, out_pad) | logits or means, then the value          |
-    | lane           | (rows)          | lane of each row                         |
-    | in_bounds      | (rows)          | rows to store                            |
-    | legal_mask_ptr | (T + 1, H, N)   | read if SPEC.legal                       |
-    | acting         | struct          | `Acting`: noise and bounds, and results  |
-    | params_ptr     | (P)             | parameters, for log_std                  |
+    | parameter      | shape           | meaning                                 |
+    |----------------|-----------------|-----------------------------------------|
+    | out            | (rows, out_pad) | logits or means, then the value         |
+    | lane           | (rows)          | lane of each row                        |
+    | in_bounds      | (rows)          | rows to store                           |
+    | legal_mask_ptr | (T + 1, H, N)   | read if SPEC.legal                      |
+    | acting         | struct          | `Acting`: noise and bounds, and results |
+    | params_ptr     | (P)             | parameters, for log_std                 |
     """
     column = tl.arange(0, SPEC.out_pad)
     if SPEC.shared or tower == 0:
@@ -96,34 +137,36 @@ def sample_and_store(out, lane, in_bounds, legal_mask_ptr, acting, params_ptr, t
 
 @triton.jit
 def state_value(out, legal_mask_ptr, sample, t, has_mask, lanes, SPEC: tl.constexpr):
-    """Compute the value of each row, (rows), from the critic's outputs (rows, out_pad)."""
+    """Return the value of each row, (rows), from the critic's outputs (rows, out_pad): VALUE of PPO."""
     return select_column(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows)
 
 
 # KERNELS
 #
-# | parameter      | shape  | meaning                                                                     |
-# |----------------|--------|-----------------------------------------------------------------------------|
-# | inputs         | struct | `Inputs`: observations, normalizer, legal actions                            |
-# | acting         | struct | what SAMPLE reads and writes, e.g. `Acting`                                  |
-# | buffers        | struct | `Bootstrap`: observations, and where values are written                      |
-# | params_ptr     | (P)    | flat vector of parameters                                                    |
-# | first, last    | int    | lanes first ... last - 1 act                                                 |
-# | steps, lanes   | int    | T, N                                                                         |
-# | SAMPLE         |        | device function with the signature of `sample_and_store`                     |
-# | VALUE          |        | device function with the signature of `state_value`                          |
+# | parameter    | shape  | meaning                                                  |
+# |--------------|--------|----------------------------------------------------------|
+# | inputs       | struct | `Inputs`: observations, normalizer, legal actions        |
+# | acting       | struct | what SAMPLE reads and writes, e.g. `Acting`              |
+# | buffers      | struct | `Bootstrap`: observations, and where values are written  |
+# | params_ptr   | (P)    | flat vector of parameters                                |
+# | first, last  | int    | lanes first ... last - 1 act                             |
+# | steps, lanes | int    | T, N                                                     |
+# | SAMPLE       |        | device function with the signature of `sample_and_store` |
+# | VALUE        |        | device function with the signature of `state_value`      |
 
 
 @triton.jit(do_not_specialize=["t", "first", "last"])
 def act(
     inputs, acting, params_ptr, t, first, last, lanes, SPEC: tl.constexpr, SAMPLE: tl.constexpr, BLOCK_M: tl.constexpr
 ):
-    """Act at step t on lanes `first` to `last` - 1: forward pass, then SAMPLE (as `sample_and_store`). Grid: (cdiv(last
-    - first, BLOCK_M), towers).
+    """Act at step t on lanes `first` ... `last` - 1: forward pass, then SAMPLE. Grid: (cdiv(last - first, BLOCK_M),
+    towers).
     """
     tower = tl.program_id(1)
     lane = first + tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = lane < last
+    # x (BLOCK_M, columns_pad): one-hot encoded, normalized features, and a column of ones for the bias. out (BLOCK_M,
+    # out_pad): logits or means, and the value.
     x = load_features(inputs.observation, inputs.normalizer, lane, in_bounds, t, lanes, SPEC)
     out, _hidden, _saved = forward(x, load_network(params_ptr, tower, SPEC), SPEC)
     SAMPLE(out, lane, in_bounds, inputs.legal_mask, acting, params_ptr, tower, t, lanes, SPEC)

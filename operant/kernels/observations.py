@@ -4,7 +4,7 @@ Shapes: T steps, N lanes, O features of an observation, K = `SPEC.columns` colum
 `SPEC.columns_pad`. Column K is constant 1 and multiplies the bias, which is column K of the first weight. `SPEC` is an
 `operant.kernels.spec.Spec`.
 
-Normalizer tables (see `operant.kernels.feature_table.FeatureTable`):
+Normalizer tables (see `FeatureTable`):
 
 | observation                                     | table  | rows                                            |
 |-------------------------------------------------|--------|-------------------------------------------------|
@@ -14,10 +14,64 @@ Normalizer tables (see `operant.kernels.feature_table.FeatureTable`):
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from operant.kernels.ops.linear import round_to_tf32
+from operant.nn import Policy
+
+# ARGUMENTS
+
+
+class Inputs(NamedTuple):
+    """Inputs of a network over a rollout: observations, normalizer, legal actions."""
+
+    observation: Any  # (T + 1, O, N) float32 or uint8
+    normalizer: Any  # table, see `operant.kernels.observations`
+    legal_mask: Any  # (T + 1, H, N) uint8; unread if every action is legal
+
+
+class FeatureTable:
+    """Normalizer and categories of a policy as one tensor at a fixed address, updated by `refresh`.
+
+    `table` is (2, O) with mean and inv_std, or (4, K) with feature, category (-1: numeric), mean and inv_std of each
+    column if the observation has numeric and categorical features.
+    """
+
+    def __init__(self, policy: Policy, unread: Tensor) -> None:
+        """`unread` is any tensor, used as the table if the policy's kernels read none."""
+        device, self._normalizer = policy.device, policy.normalizer
+        self.table = (
+            torch.zeros(2, self._normalizer.mean.shape[0], device=device) if self._normalizer is not None else unread
+        )
+        self._partial_one_hot = getattr(getattr(policy.net, "encoder", policy.net), "partial_one_hot", None)
+        if self._partial_one_hot is not None:
+            encoder = self._partial_one_hot
+            self.table = torch.zeros(4, len(encoder.feature), device=device)
+            self.table[0] = encoder.feature
+            self.table[1] = encoder.category[:, 0].float().index_fill_(0, encoder.numeric_columns, -1.0)
+            self.table[3] = 1.0
+            self._categorical = (self.table[1] >= 0.0).float()  # columns with mean 0 and inv_std 1
+            self._numeric = 1.0 - self._categorical
+
+    def refresh(self) -> None:
+        """Copy the normalizer's current statistics into the table."""
+        normalizer = self._normalizer
+        if normalizer is not None and self._partial_one_hot is not None:
+            mean, inv_std = self.table[2:]
+            torch.index_select(normalizer.mean[:, 0], 0, self._partial_one_hot.feature, out=mean).mul_(self._numeric)
+            torch.index_select(normalizer.inv_std[:, 0], 0, self._partial_one_hot.feature, out=inv_std).mul_(
+                self._numeric
+            ).add_(self._categorical)
+        elif normalizer is not None:
+            torch.cat([normalizer.mean.t(), normalizer.inv_std.t()], out=self.table)
+
+
+# DEVICE FUNCTIONS
 
 
 @triton.jit

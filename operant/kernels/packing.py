@@ -4,8 +4,8 @@ The kernels of `layers` read buffers without masks. Weights are therefore packed
 and the first layer's inputs `x` (capacity, inputs[0]) are gathered from the field-major rollout. Bytes stay bytes in
 `x`; `load_bytes` converts them inside the first product.
 
-Knows no activation and no loss. `SPEC` is an `operant.kernels.spec.Spec`; `inputs` and `minibatch` are structs of
-`operant.kernels.arguments`; `lanes` is N.
+Knows no activation and no loss. `SPEC` is an `operant.kernels.spec.Spec`; `inputs` are `observations.Inputs`,
+`minibatch` is a `backward.Minibatch`; `lanes` is N.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from operant.kernels.backward import chunk_begin
 from operant.kernels.network import column_mask
 from operant.kernels.observations import feature_of, first_operand, normalize, one_hot
 from operant.kernels.ops.linear import add_product, round_to_tf32, rounded_operand
@@ -111,18 +112,6 @@ def pack(params_ptr, first_ptr, packed_ptr, SPEC: tl.constexpr):
 
 
 # SAMPLES
-
-
-@triton.jit
-def chunk_begin(minibatch, chunk):
-    """Compute the offset of a chunk's first block in `minibatch.order`, and its number of blocks.
-
-    A chunk lies inside one shard. The last chunks of a shard may be short or empty.
-    """
-    shard, within = chunk // minibatch.shard_chunks, chunk % minibatch.shard_chunks
-    first = tl.minimum(within * minibatch.chunk_blocks, minibatch.shard_blocks)
-    blocks = tl.minimum(minibatch.chunk_blocks, minibatch.shard_blocks - first)
-    return minibatch.first_block + shard * minibatch.shard_blocks + first, blocks
 
 
 @triton.jit

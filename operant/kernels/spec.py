@@ -5,6 +5,7 @@ Knows networks, distributions and the layout of the flat parameter vector; knows
 
 from __future__ import annotations
 
+from collections import namedtuple
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -99,6 +100,13 @@ def padded(width: int) -> int:
 def deep_padded(width: int) -> int:
     """Padded size of a product's inner dimension: `padded(width)` up to 64, above it the next multiple of 64."""
     return padded(width) if width <= 64 else -(-width // 64) * 64
+
+
+def statistics_index(terms: tuple[str, ...]) -> Any:
+    """Return a named tuple of the indices 0, 1, ... of an algorithm's statistics, for use in kernels as in
+    `SPEC.stat.entropy`.
+    """
+    return namedtuple("Statistics", terms)(*range(len(terms)))
 
 
 def is_convolutional(policy: Policy) -> bool:

@@ -68,6 +68,17 @@ TERMS = Stats._fields[: Stats._fields.index("gradient_norm")]
 """Names of the loss's terms, in the order in which every backend adds them up."""
 
 
+class SampleRows(NamedTuple):
+    """Numbers that PPO stores with every sample, a row (T, N) each, in their order in `Experience.samples`. The fused
+    kernels take their offsets from here.
+    """
+
+    advantage: Tensor
+    log_probability: Tensor  # of the action by the policy that acted
+    returns: Tensor  # targets of the values
+    value: Tensor  # (T + 1, N), of the observation before each step, and of the last one
+
+
 class Batch(NamedTuple):
     """Samples of a minibatch, feature-major: observations, actions, advantages and the other inputs of the loss."""
 
@@ -392,7 +403,7 @@ class PPO(OnPolicy):
         """Allocate what PPO stores for each sample of a rollout; raw actions are those before squashing."""
         shape = collector.steps, self.policy.distribution.action_rows, collector.world.count
         raw = torch.zeros(shape, dtype=collector.rollout.action.dtype, device=self.device)
-        return Experience(collector, ("advantage", "log_probability", "returns"), raw)
+        return Experience(collector, SampleRows, raw)
 
     def start(self) -> None:
         """Reset all lanes before the first iteration. A resumed run copies into `state` instead."""

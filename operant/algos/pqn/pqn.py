@@ -63,6 +63,16 @@ TERMS = Stats._fields[: Stats._fields.index("gradient_norm")]
 """Names of the loss's terms, in the order in which every backend adds them up."""
 
 
+class SampleRows(NamedTuple):
+    """Numbers that PQN stores with every sample, a row (T, N) each, in their order in `Experience.samples`. The fused
+    kernels take their offsets from here.
+    """
+
+    advantage: Tensor  # return minus value
+    returns: Tensor  # Q(lambda) returns
+    value: Tensor  # (T + 1, N), max_a Q of the observation before each step, and of the last one
+
+
 # LOSS
 
 
@@ -255,7 +265,7 @@ class PQN(OnPolicy):
 
     def make_experience(self, collector: Collector) -> Experience:
         """Allocate what PQN stores for each sample of a rollout. The values are max_a Q."""
-        return Experience(collector, ("advantage", "returns"))
+        return Experience(collector, SampleRows)
 
     @classmethod
     def make_actor(

@@ -10,16 +10,13 @@ it does not wait for the import.
 from __future__ import annotations
 
 import logging
-import os
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
-
-import torch
 
 from operant.errors import ConfigError
 from operant.kernels.actor_critic.narrow import spec as narrow_spec
 from operant.kernels.actor_critic.task import ActorCriticTask, DeterministicActor, StochasticActor
 from operant.kernels.actor_critic.wide import spec as wide_spec
+from operant.kernels.dense import machine_reason
 
 if TYPE_CHECKING:
     from operant.kernels.actor_critic.engine import ActorCriticEngine
@@ -38,7 +35,9 @@ def build(task: ActorCriticTask) -> ActorCriticEngine | None:
         return None
     reason, precision = narrow_spec.unsupported_reason(task), precision if on_gpu else "fp32"
     wide = reason is not None and wide_spec.applies(task)
-    reason = (wide_spec.unsupported_reason(task) if wide else reason) or _machine_reason(task)
+    reason = (wide_spec.unsupported_reason(task) if wide else reason) or machine_reason(
+        task.actor.device, task.config.precision
+    )
     if kernels == "auto" and precision == "fp32":
         reason = reason or "in fp32 torch's products are faster"
     if kernels == "auto" and wide and precision != "bf16":
@@ -65,15 +64,3 @@ def _engine(task: ActorCriticTask, precision: str, *, wide: bool) -> ActorCritic
         return NarrowEngine(narrow_spec.describe(task, precision), task)
     kind = C51Engine if task.config.critic == "c51" else WideEngine
     return kind(wide_spec.describe(task, precision), task)
-
-
-def _machine_reason(task: ActorCriticTask) -> str | None:
-    """Return the reason why this machine cannot run fused kernels, as a clause for a message, or None if it can."""
-    device, precision = task.actor.device, task.config.precision
-    if find_spec("triton") is None:
-        return "Triton is not installed"
-    if device.type != "cuda":
-        return "there is no GPU" if os.environ.get("TRITON_INTERPRET") != "1" else None
-    if torch.cuda.get_device_capability(device) < (8, 0) and precision != "fp32":
-        return f'a GPU older than Ampere has no {precision} products (algo.precision = "fp32" works)'
-    return None

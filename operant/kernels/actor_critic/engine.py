@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from operant.kernels.actor_critic.buffers import ActBuffers, OptimizerState, Scratch, Temperature
-from operant.kernels.actor_critic.narrow.spec import TILE, NarrowSpec
+from operant.kernels.actor_critic.spec import TILE, ActorCriticSpec
 from operant.kernels.actor_critic.task import ActorCriticTask, StochasticActor
-from operant.kernels.actor_critic.wide.spec import WideSpec
 from operant.kernels.ops.replay import BatchArguments, BatchBuffers, ReplayBuffers, ReplaySpec, RolloutBuffers
 from operant.kernels.ops.replay import sample as sample_kernel
 from operant.kernels.ops.replay import store as store_kernel
@@ -29,10 +28,10 @@ class ActorCriticEngine(Launcher):
     `operant.algos.base.Engine`.
     """
 
-    shape: NarrowSpec | WideSpec
+    shape: ActorCriticSpec
     _batch: BatchBuffers
 
-    def __init__(self, shape: NarrowSpec | WideSpec, task: ActorCriticTask) -> None:
+    def __init__(self, shape: ActorCriticSpec, task: ActorCriticTask) -> None:
         self.shape, self.task, self.cycle = shape, task, task.cycle
         self._device, self._lanes = task.actor.device, task.cycle.world.count
         self._normalizer = self._zeros(2, shape.observation)

@@ -6,10 +6,10 @@ import triton
 import triton.language as tl
 
 from operant.kernels.actor_critic.buffers import Scalars
-from operant.kernels.constants import NamedConstants
 from operant.kernels.ops.adam import adam, store_corrections
+from operant.kernels.statistics import offsets
 
-SCALAR = NamedConstants(Scalars(*range(len(Scalars._fields))))
+SCALAR = offsets(Scalars)
 """Index of each constant in `OptimizerState.scalars`, by name."""
 
 SATURATED = tl.constexpr(0.98)
@@ -31,6 +31,20 @@ def min_over_critics(q_ptr, row, SPEC: tl.constexpr):
     for k in tl.static_range(SPEC.critic.towers - 1):
         q = tl.minimum(q, tl.load(q_ptr + (k + 1) * SPEC.batch + row))
     return q
+
+
+@triton.jit
+def td_targets(batch, scratch, row, alpha, SPEC: tl.constexpr):
+    """Return targets y = r + discount (min_c Q'_c - alpha log pi) of samples `row`, (rows); without the last term for
+    TD3.
+
+    `batch` is a `BatchBuffers`; `scratch`, a `Scratch`, has Q' and log pi at the next observation; `alpha` is the
+    temperature.
+    """
+    next_value = min_over_critics(scratch.next_q, row, SPEC)
+    if SPEC.stochastic:
+        next_value = next_value - alpha * tl.load(scratch.next_log_prob + row)
+    return tl.load(batch.reward + row) + tl.load(batch.discount + row) * next_value
 
 
 @triton.jit

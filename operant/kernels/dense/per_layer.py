@@ -9,16 +9,18 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from operant.kernels.arguments import Head, Layer
 from operant.kernels.dense.learner import Learner, Spec, Task
 from operant.kernels.dense.task import B, C
-from operant.kernels.layer_norm import normalize_layer, normalize_layer_backward
 from operant.kernels.layers import (
+    Head,
+    Layer,
     act_head,
     add_tile_sums,
     backward_head,
     backward_layer,
     forward_layer,
+    normalize_layer,
+    normalize_layer_backward,
     value_head,
     weight_gradient,
 )

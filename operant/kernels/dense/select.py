@@ -11,9 +11,8 @@ from typing import Generic
 
 import torch
 
-from operant.kernels.dense.learner import Learner, Spec
+from operant.kernels.dense.learner import Learner, ResidentLearner, Spec
 from operant.kernels.dense.per_layer import PerLayerLearner
-from operant.kernels.dense.resident import ResidentLearner
 from operant.kernels.dense.task import B, C, Task
 from operant.kernels.dense.tuning import Seconds, TuningCache, copies, fastest, seconds
 from operant.kernels.tile_config import Resident, TileConfig, Workload, candidates, suits

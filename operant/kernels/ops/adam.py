@@ -8,12 +8,22 @@ x <- x - lr (m / c1) / (sqrt(v) / c2 + epsilon),  c1 = 1 - b1^t,  c2 = sqrt(1 - 
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 BETA_1, BETA_2 = tl.constexpr(0.9), tl.constexpr(0.999)
 LOG_BETA_1 = tl.constexpr(-0.10536051565782628)
 LOG_BETA_2 = tl.constexpr(-0.0010005003335835335)
+
+
+class Moments(NamedTuple):
+    """Adam's state: running averages of the gradient and its square, and the bias corrections."""
+
+    first: Any  # (P)
+    second: Any  # (P)
+    corrections: Any  # (2): 1 - b1^t and sqrt(1 - b2^t)
 
 
 # UPDATE

@@ -15,12 +15,11 @@ import torch
 
 from operant.algos.dqn.fused import buffers
 from operant.algos.dqn.fused.kernels import act_and_learn, choose, move_tick, reduce_and_step, store_tick
-from operant.kernels.arguments import Inputs, Moments
 from operant.kernels.backward import TERM_COLUMNS
-from operant.kernels.feature_table import FeatureTable
+from operant.kernels.observations import FeatureTable, Inputs
+from operant.kernels.ops.adam import Moments
 from operant.kernels.q_values import QActing
-from operant.kernels.spec import Spec, padded
-from operant.kernels.statistics import statistics_index
+from operant.kernels.spec import Spec, padded, statistics_index
 from operant.kernels.warmup import Launcher
 
 if TYPE_CHECKING:

@@ -221,17 +221,17 @@ def act_and_learn(
 ):
     """Compute the gradient of a batch in the first `tiles` programs, and the actions of tick t in the others.
 
-    | parameter      | shape          | meaning                                                     |
-    |----------------|----------------|-------------------------------------------------------------|
-    | batch          | struct         | `SampleBuffers`                                             |
-    | ring           | struct         | `RingBuffers`                                               |
-    | acting         | struct         | `operant.kernels.q_values.QActing`                          |
-    | inputs         | struct         | `operant.kernels.arguments.Inputs`: observations, legal masks |
-    | parameters_ptr | (P)            | the network's parameters                                    |
-    | target_ptr     | (P)            | the target network's                                        |
-    | partials_ptr   | (tiles, width) | written: gradient and loss terms of each tile               |
-    | t, lanes       | scalars        | tick of the iteration; N                                    |
-    | update         | scalar         | number of the update in the iteration                       |
+    | parameter      | shape          | meaning                                                               |
+    |----------------|----------------|-----------------------------------------------------------------------|
+    | batch          | struct         | `SampleBuffers`                                                       |
+    | ring           | struct         | `RingBuffers`                                                         |
+    | acting         | struct         | `operant.kernels.q_values.QActing`                                    |
+    | inputs         | struct         | `Inputs` of `operant.kernels.observations`: observations, legal masks |
+    | parameters_ptr | (P)            | the network's parameters                                              |
+    | target_ptr     | (P)            | the target network's                                                  |
+    | partials_ptr   | (tiles, width) | written: gradient and loss terms of each tile                         |
+    | t, lanes       | scalars        | tick of the iteration; N                                              |
+    | update         | scalar         | number of the update in the iteration                                 |
     """
     program = tl.program_id(0)
     if program < tiles:
@@ -385,7 +385,7 @@ def reduce_and_step(
     | gradient_ptr   | (P)           | the sum: written by PART 1, read by PART 2       |
     | parameters_ptr | (P)           | updated                                          |
     | target_ptr     | (P)           | the target network's, updated                    |
-    | moments        | struct        | `operant.kernels.arguments.Moments`                |
+    | moments        | struct        | `Moments` of `operant.kernels.ops.adam`          |
     | optimizer      | struct        | `OptimizerBuffers`                               |
     | ring, source   | struct        | `RingBuffers` and `TickBuffers`, for storing     |
     | update, t      | scalars       | number of the update, and tick, in the iteration |

@@ -1,8 +1,32 @@
-"""Fused Triton kernels of PPO: acting and learning in a few launches, by `operant.kernels.dense`.
+"""Fused Triton kernels of PPO. An iteration is these launches, in this order:
 
-`kernels.py` has PPO's own Triton functions, `work.py` launches them. Both are imported only where they are used, so
-that a run without Triton does not wait for its import. Tested against `ppo.TorchBackend`: the same buffers, noise and
-order of minibatches, and sums of floats in a fixed order.
+| launch, a step t of T | grid                      | computes                                                     |
+|-----------------------|---------------------------|--------------------------------------------------------------|
+| `act`                 | (lanes / BLOCK_M, towers) | policy and value: actions (A, N), log p (N), V (N) of step t |
+| the world's step      |                           | rewards, ends of episodes, next observations; not Triton     |
+
+| launch, after the T steps | grid                     | computes                                                    |
+|---------------------------|--------------------------|-------------------------------------------------------------|
+| `bootstrap_values`        | (lanes / BLOCK_M, T + 1) | V of the last observation, and of truncated lanes           |
+| `advantage_body`          |                          | GAE: advantages, returns (T, N); `operant.data.returns`     |
+| `part_moments`            | (parts, shards)          | moments of advantages and returns, in parts                 |
+| `begin`                   | (1,)                     | mean, std of advantages; explained variance; learning rate  |
+| per minibatch `backward`  | (chunks, towers)         | forward, loss, backward pass: partial sums (chunks, P + 32) |
+| ... `reduce_partials`     | ((P + 32) / 32,)         | gradient (P), its squares; `record`: the loss terms         |
+| ... `adam_step`           | (P / 256,)               | clipped step of the parameters (P)                          |
+| `finish`                  | (1,)                     | statistics of the iteration                                 |
+
+T steps, N lanes, A rows of an action, P parameters. The actor and the critic are a *tower* each, unless they share a
+trunk. A *chunk* is the part of a minibatch whose samples one program adds up; the world's lanes fall into *shards*,
+aligned ranges of which every minibatch takes equally much.
+
+Reading order: this table; `kernels.py`, PPO's own part (loss, `begin`, `record`); `operant.kernels.dense.learner`,
+which launches (`Learner.update`); then the kernels `operant.kernels.backward` with `operant.kernels.network`,
+`operant.kernels.ops.reduce` and `operant.kernels.ops.adam`. Wider networks have other kernels in place of `act`,
+`bootstrap_values` and `backward` (`operant.kernels.dense.per_layer`).
+
+Triton is imported only where it is used, so that a run without it does not wait for the import. Tested against
+`ppo.TorchBackend`: the same buffers, noise and order of minibatches, and sums of floats in a fixed order.
 """
 
 from __future__ import annotations
@@ -86,7 +110,7 @@ def task(backend: TorchBackend) -> dense.Task[Buffers, PPOConfig]:
     cycle, chunks, exchange = backend.cycle, backend.config.chunks, backend.exchange
 
     def work(learner: Learner[Buffers, PPOConfig]) -> dense.Work:
-        from operant.algos.ppo.fused.work import PPOWork
+        from operant.algos.ppo.fused.kernels import PPOWork
 
         return PPOWork(learner, cycle.anneal_iterations)
 

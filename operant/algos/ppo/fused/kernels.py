@@ -1,37 +1,50 @@
-"""PPO's Triton functions: its loss with a hand-written gradient (`operant.algos.ppo.ppo.ppo_loss`), and the kernels
-around an update. They take outputs of a network, whatever the network.
+"""PPO's own part of its fused kernels: the loss with a hand-written gradient, the kernels around an update, and the
+buffers that all launches of an iteration read and write (`PPOWork`).
 
-The backward kernels of `operant.kernels` call the loss, `PPO_LOSS` or with value clipping `PPO_LOSS_VALUE_CLIPPED`.
-Samples are read where the rollout left them, field-major.
+The formulas are those of `operant.algos.ppo.ppo.ppo_loss`; read them side by side. The device functions take the
+outputs of a network, whatever the network: `operant.kernels.backward` calls `PPO_LOSS` between its forward and its
+backward pass. The rollout is read where it lies, field-major.
 
-Shapes: T steps, N lanes, A rows of an action; `rows` samples of a program's tile, `out_pad` columns of outputs.
+Shapes: T steps, N lanes, A rows of an action, P parameters. A program computes a tile of `rows` samples, in which
+`out_pad` columns hold the network's outputs: H logits or means of the distribution, then the value, then padding. With
+two towers (separate networks), tower 0 has the former and tower 1 the latter; a shared trunk has tower 0 alone.
 
-    samples.rows_ptr      (4, stride)   advantage, log-probability, return and value of sample t N + n
-    samples.raw_ptr       (T, A, N)     actions before squashing
-    *.scalars_ptr         (9)           see `Scalars`
-    update.totals_ptr     (8)           sums over minibatches, in the order of `Stats`
-    update.steps_ptr      ()            optimizer steps
-    update.corrections_ptr (2)          bias corrections of the next step of Adam
-    out                   (rows, out_pad)   logits or means, then V; with two towers those of one tower
-    terms_ptr             (32)          means of the loss's terms over a minibatch, in the order of `TERMS`
+| buffer                 | shape        | meaning                                                                   |
+|------------------------|--------------|---------------------------------------------------------------------------|
+| samples.rows_ptr       | (rows, T, N) | rows `SampleRows` of sample t N + n                                       |
+| samples.raw_ptr        | (T, A, N)    | actions before squashing                                                  |
+| scalars_ptr            | (9)          | `Scalars`: coefficients of the loss, moments of the advantages            |
+| update.totals_ptr      | (8)          | sums over minibatches of the loss terms and the gradient norm, as `Stats` |
+| update.steps_ptr       | ()           | optimizer steps                                                           |
+| update.corrections_ptr | (2)          | Adam's bias corrections of the next step                                  |
+| stats_ptr              | (`Stats`)    | statistics of the iteration                                               |
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from operant.algos.ppo.ppo import TERMS, Stats
-from operant.kernels.constants import NamedConstants
-from operant.kernels.loss import Loss
-from operant.kernels.moments import not_finite, rollout_moments
+from operant.algos.ppo.config import PPOConfig
+from operant.algos.ppo.ppo import TERMS, SampleRows, Stats
+from operant.data.on_policy import Buffers
+from operant.kernels.act import Acting, sample_and_store, state_value
+from operant.kernels.dense.learner import Learner
+from operant.kernels.dense.task import Loss
 from operant.kernels.network import load_log_std
 from operant.kernels.ops.adam import count_step
 from operant.kernels.ops.categorical import categorical
 from operant.kernels.ops.gaussian import LOG_2_PI, gaussian_log_density
 from operant.kernels.ops.linear import select_column
+from operant.kernels.statistics import PARTS, linear_decay, offsets, rollout_moments
+from operant.nn import Gaussian
+
+# BUFFERS
 
 
 class Scalars(NamedTuple):
@@ -42,7 +55,7 @@ class Scalars(NamedTuple):
     entropy_coefficient: Any
     value_coefficient: Any
     target_kl: Any  # infinite: none
-    start_rate: Any
+    start_rate: Any  # learning rate of the first iteration
     advantage_mean: Any
     advantage_inv_std: Any
     explained_variance: Any
@@ -51,14 +64,14 @@ class Scalars(NamedTuple):
 class Samples(NamedTuple):
     """Pointers that the loss reads: rows of the samples, raw actions, scalars."""
 
-    rows_ptr: Any
-    raw_ptr: Any
-    scalars_ptr: Any
-    stride: Any  # T N
+    rows_ptr: Any  # (rows, T, N), see `SampleRows`
+    raw_ptr: Any  # (T, A, N)
+    scalars_ptr: Any  # `Scalars`
+    stride: Any  # between rows: T N
 
 
 class Update(NamedTuple):
-    """Pointers that `record` writes: totals, and the counters of the optimizer."""
+    """Pointers that `record` reads and writes: totals, scalars, and the counters of the optimizer."""
 
     totals_ptr: Any
     scalars_ptr: Any
@@ -67,9 +80,12 @@ class Update(NamedTuple):
     corrections_ptr: Any
 
 
-SCALAR = NamedConstants(Scalars(*range(len(Scalars._fields))))
-STAT = NamedConstants(Stats(*range(len(Stats._fields))))  # offsets instead of tensors
-"""Offsets in `scalars_ptr`, and in `totals_ptr` and `stats_ptr`, by name. The loss's terms have those of `Stats`."""
+SCALAR, STAT = offsets(Scalars), offsets(Stats)
+"""Positions by name: in `scalars_ptr`, and in `totals_ptr`, `stats_ptr` and the loss terms."""
+ADVANTAGE, LOG_PROBABILITY, RETURN, VALUE = (
+    tl.constexpr(SampleRows._fields.index(name)) for name in ("advantage", "log_probability", "returns", "value")
+)
+"""Rows of a sample, of which `samples.rows_ptr` has four."""
 TERM_COUNT = tl.constexpr(len(TERMS))
 
 
@@ -78,37 +94,53 @@ TERM_COUNT = tl.constexpr(len(TERMS))
 
 @triton.jit
 def load_scalars(samples):
-    """Load mean and 1 / std of the advantages, and the loss's coefficients."""
-    mean, inv_std = (
-        tl.load(samples.scalars_ptr + SCALAR.advantage_mean),
-        tl.load(samples.scalars_ptr + SCALAR.advantage_inv_std),
-    )
-    clip, entropy_coefficient = (
-        tl.load(samples.scalars_ptr + SCALAR.clip),
-        tl.load(samples.scalars_ptr + SCALAR.entropy_coefficient),
-    )
-    value_clip, value_coefficient = (
-        tl.load(samples.scalars_ptr + SCALAR.value_clip),
-        tl.load(samples.scalars_ptr + SCALAR.value_coefficient),
-    )
+    """Load the loss's scalars: mean and 1 / std of the advantages, clip range, coefficient of the entropy, clip range
+    and coefficient of the value loss.
+    """
+    mean = tl.load(samples.scalars_ptr + SCALAR.advantage_mean)
+    inv_std = tl.load(samples.scalars_ptr + SCALAR.advantage_inv_std)
+    clip = tl.load(samples.scalars_ptr + SCALAR.clip)
+    entropy_coefficient = tl.load(samples.scalars_ptr + SCALAR.entropy_coefficient)
+    value_clip = tl.load(samples.scalars_ptr + SCALAR.value_clip)
+    value_coefficient = tl.load(samples.scalars_ptr + SCALAR.value_coefficient)
     return mean, inv_std, clip, entropy_coefficient, value_clip, value_coefficient
 
 
 @triton.jit
-def load_targets(samples, sample, t, in_bounds, tower, lanes, SPEC: tl.constexpr):
-    """Load actions (rows) or (rows, out_pad) of samples t N + n, and the rows that the tower's half of the loss reads.
+def _load_row(samples, sample, in_bounds, INDEX: tl.constexpr):
+    """Load row INDEX of the samples t N + n, (rows); 0 out of bounds."""
+    return tl.load(samples.rows_ptr + INDEX * samples.stride + sample, mask=in_bounds, other=0.0)
 
-    Those rows are advantage and old log-probability for the actor, return and old value for the critic, all four with a
-    shared trunk; (rows) each.
+
+@triton.jit
+def load_targets(samples, sample, t, in_bounds, tower, lanes, SPEC: tl.constexpr):
+    """Load a tile's actions, (rows) or (rows, out_pad), and the sample rows that a tower's half of the loss reads,
+    (rows) each: advantage and old log-probability for the actor, return and old value for the critic, all four with a
+    shared trunk.
+
+    | parameter | shape  | meaning                       |
+    |-----------|--------|-------------------------------|
+    | sample    | (rows) | index t N + n of each sample  |
+    | t         | (rows) | its step                      |
+    | in_bounds | (rows) | samples to load; others are 0 |
+    | tower     | scalar | 0 the actor, 1 the critic     |
+    | lanes     | scalar | N                             |
     """
-    first = samples.rows_ptr if SPEC.shared else samples.rows_ptr + tower * 2 * samples.stride
-    fields = (
-        tl.load(first + sample, mask=in_bounds, other=0.0),
-        tl.load(first + samples.stride + sample, mask=in_bounds, other=0.0),
-    )
     if SPEC.shared:
-        for k in tl.static_range(2, 4):
-            fields = fields + (tl.load(samples.rows_ptr + k * samples.stride + sample, mask=in_bounds, other=0.0),)
+        fields = (
+            _load_row(samples, sample, in_bounds, ADVANTAGE),
+            _load_row(samples, sample, in_bounds, LOG_PROBABILITY),
+            _load_row(samples, sample, in_bounds, RETURN),
+            _load_row(samples, sample, in_bounds, VALUE),
+        )
+    else:
+        # Two neighbouring rows per tower, so that both towers run the same instructions.
+        tl.static_assert((ADVANTAGE == 0) & (LOG_PROBABILITY == 1) & (RETURN == 2) & (VALUE == 3))
+        first_ptr = samples.rows_ptr + tower * 2 * samples.stride
+        fields = (
+            tl.load(first_ptr + sample, mask=in_bounds, other=0.0),
+            tl.load(first_ptr + samples.stride + sample, mask=in_bounds, other=0.0),
+        )
 
     # A single choice is (rows); of several choices each is repeated in the columns of its logits; continuous actions
     # are in their columns.
@@ -129,7 +161,7 @@ def load_targets(samples, sample, t, in_bounds, tower, lanes, SPEC: tl.constexpr
 
 @triton.jit
 def _choice_of(column, SPEC: tl.constexpr):
-    """Index of the choice (of a MultiDiscrete) that each column of logits belongs to."""
+    """Return the index of the choice (of a MultiDiscrete) that each column of logits belongs to, (out_pad)."""
     choice = tl.zeros_like(column)
     for k in tl.static_range(1, len(SPEC.sizes)):
         choice += (column >= SPEC.starts[k]).to(tl.int32)
@@ -138,7 +170,7 @@ def _choice_of(column, SPEC: tl.constexpr):
 
 @triton.jit
 def _value_of(column, SPEC: tl.constexpr):
-    """Action, within its choice, that each column of logits belongs to."""
+    """Return the action, within its choice, whose logit each column holds, (out_pad)."""
     value = column
     for k in tl.static_range(1, len(SPEC.sizes)):
         value = tl.where(column >= SPEC.starts[k], column - SPEC.starts[k], value)
@@ -150,8 +182,10 @@ def _value_of(column, SPEC: tl.constexpr):
 
 @triton.jit
 def _surrogate(log_p, old_log_p, advantage, clip):
-    """Compute the gradient of the surrogate objective in log p, and the terms surrogate, KL and clipped,
-    (rows) each.
+    """Return the gradient of the surrogate objective in log p, the objective, the estimate (r - 1) - log r of the KL
+    divergence, and 1.0 where the ratio r was clipped; (rows) each.
+
+    `log_p`, `old_log_p` and `advantage` are (rows); `clip` is epsilon.
     """
     # min(r A, clip(r, 1 - epsilon, 1 + epsilon) A), r = p / p_old
     log_ratio = log_p - old_log_p
@@ -170,8 +204,17 @@ def _surrogate(log_p, old_log_p, advantage, clip):
 
 @triton.jit
 def _policy_loss(out, column, action, advantage, old_log_p, log_std, clip, entropy_coefficient, SPEC: tl.constexpr):
-    """Compute gradients of the policy's loss in the outputs and in log_std (rows, out_pad), times B, and its terms
-    surrogate, entropy, KL and clipped (rows).
+    """Return gradients of B times the policy's loss in the outputs and in log_std, (rows, out_pad) each, and the terms
+    surrogate, entropy, KL and clipped, (rows) each.
+
+    | parameter | shape                     | meaning                                |
+    |-----------|---------------------------|----------------------------------------|
+    | out       | (rows, out_pad)           | logits or means in the first H columns |
+    | column    | (out_pad)                 | tl.arange(0, out_pad)                  |
+    | action    | (rows) or (rows, out_pad) | as `load_targets` returns it           |
+    | advantage | (rows)                    | normalized                             |
+    | old_log_p | (rows)                    | log-probability when acting            |
+    | log_std   | (out_pad)                 | of a Gaussian                          |
     """
     inside = (column < SPEC.head_rows)[None, :]
     if len(SPEC.sizes) > 0:
@@ -202,7 +245,9 @@ def _policy_loss(out, column, action, advantage, old_log_p, log_std, clip, entro
 
 @triton.jit
 def _value_loss(value, target, old_value, value_clip, value_coefficient, VALUE_CLIPPED: tl.constexpr):
-    """Compute the gradient of the loss in V, times B, and the squared error, (rows) each."""
+    """Return the gradient of B times the value loss in V, and the squared error, (rows) each; with VALUE_CLIPPED V may
+    move by at most `value_clip` from the old value.
+    """
     error = value - target
     squared = error * error
     if VALUE_CLIPPED:
@@ -223,8 +268,18 @@ def _value_loss(value, target, old_value, value_clip, value_coefficient, VALUE_C
 def _gradient(
     out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC: tl.constexpr, VALUE_CLIPPED: tl.constexpr
 ):
-    """Compute gradients of the loss in the outputs and in log_std (rows, out_pad), times B, and its terms (rows); all
-    zero out of bounds. Outputs of illegal actions have gradient 0.
+    """Return gradients of B times the loss in the outputs and in log_std, (rows, out_pad) each, and the loss terms, a
+    tuple of (rows) in the order of `TERMS`; all zero out of bounds. B is the minibatch's size.
+
+    | parameter  | shape           | meaning                                                           |
+    |------------|-----------------|-------------------------------------------------------------------|
+    | out        | (rows, out_pad) | outputs; with two towers those of one tower, the rest meaningless |
+    | targets    | tuple           | as `load_targets` returns it                                      |
+    | legal_mask | (rows, out_pad) | 0 for illegal actions, whose gradient is 0; read if SPEC.legal    |
+    | in_bounds  | (rows)          | rows that are samples                                             |
+    | tower      | scalar          | 0 the actor, 1 the critic                                         |
+    | log_std    | (out_pad)       | of a Gaussian                                                     |
+    | scalars    | tuple           | as `load_scalars` returns it                                      |
     """
     column = tl.arange(0, SPEC.out_pad)
     action, fields = targets
@@ -246,7 +301,7 @@ def _gradient(
         grad_out = tl.where((column == SPEC.head_rows)[None, :], grad_value[:, None], grad_out)
     grad_out = tl.where(in_bounds[:, None], grad_out, 0.0)
     grad_log_std = tl.where(in_bounds[:, None], grad_log_std, 0.0)
-    terms = (surrogate, squared, entropy, kl, clipped)  # in the order of `TERMS`
+    terms = (surrogate, squared, entropy, kl, clipped)  # in the order of `TERMS`, which `PPO_LOSS` checks
     tl.static_assert(len(terms) == TERM_COUNT)
     masked = ()
     for k in tl.static_range(len(terms)):
@@ -256,18 +311,19 @@ def _gradient(
 
 @triton.jit
 def gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC: tl.constexpr):
-    """Compute the gradient of PPO's loss without value clipping, see `_gradient`."""
+    """Return the gradient of PPO's loss without value clipping, see `_gradient`."""
     return _gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC, False)
 
 
 @triton.jit
 def gradient_value_clipped(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC: tl.constexpr):
-    """Compute the gradient of PPO's loss with value clipping, see `_gradient`."""
+    """Return the gradient of PPO's loss with value clipping, see `_gradient`."""
     return _gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC, True)
 
 
-TOWERS = tuple(int(name == "value_loss") for name in TERMS)
-"""Tower that computes each term: 0 the actor, 1 the critic."""
+assert TERMS == ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")  # the order in `_gradient`
+TOWERS = (0, 1, 0, 0, 0)
+"""Tower that computes each loss term: 0 the actor, 1 the critic."""
 PPO_LOSS = Loss(load_scalars, load_targets, gradient, TOWERS)
 PPO_LOSS_VALUE_CLIPPED = Loss(load_scalars, load_targets, gradient_value_clipped, TOWERS)
 
@@ -292,7 +348,15 @@ def begin(
     """Begin an update: store mean and 1 / std of the advantages, explained variance and learning rate; clear totals and
     `skip`. One program.
 
-    `parts_ptr` (programs, 5) holds partial moments of advantages and returns; the rate reaches 0 after `iterations`.
+    | parameter         | shape         | meaning                                                        |
+    |-------------------|---------------|----------------------------------------------------------------|
+    | parts_ptr         | (programs, 5) | moments of advantages and returns by parts, see `part_moments` |
+    | scalars_ptr       | (9)           | `Scalars`, three of them written                               |
+    | totals_ptr        | (8)           | cleared                                                        |
+    | skip_ptr          | ()            | cleared: optimizer steps take effect                           |
+    | learning_rate_ptr | ()            | written if ANNEAL                                              |
+    | iteration_ptr     | (1)           | finished iterations                                            |
+    | iterations        | float         | iterations after which the learning rate is 0                  |
     """
     mean, variance, explained = rollout_moments(parts_ptr, programs, PARTS)
     tl.store(scalars_ptr + SCALAR.advantage_mean, mean if NORMALIZE else 0.0)
@@ -302,32 +366,40 @@ def begin(
     tl.store(totals_ptr + tl.arange(0, 8), tl.zeros((8,), tl.float32))
     tl.store(skip_ptr, 0.0)
     if ANNEAL:
-        remaining = tl.maximum(1.0 - tl.load(iteration_ptr).to(tl.float32) / iterations, 0.0)
+        remaining = linear_decay(iteration_ptr, iterations)
         tl.store(learning_rate_ptr, tl.load(scalars_ptr + SCALAR.start_rate) * remaining)
 
 
 @triton.jit
 def _pick(terms, column, TERM: tl.constexpr):
-    """Select the term with index TERM of a vector of terms (32)."""
+    """Return element TERM of a vector of loss terms (32), whose indices are `column`."""
     return tl.sum(tl.where(column == TERM, terms, 0.0), axis=0)
 
 
 @triton.jit
 def _add(totals_ptr, STATISTIC: tl.constexpr, term):
+    """Add a scalar to element STATISTIC of the totals."""
     tl.store(totals_ptr + STATISTIC, tl.load(totals_ptr + STATISTIC) + term)
 
 
 @triton.jit
-def record(terms, column, parameters, update, SPEC: tl.constexpr):
-    """Add a minibatch's terms (32), means over its samples, to the totals; set `skip` if the KL divergence exceeds its
-    target, else count a step of Adam.
+def record(terms, column, params_ptr, update, SPEC: tl.constexpr):
+    """Add a minibatch's loss terms to the totals; set `skip` if the KL divergence exceeds 1.5 times its target, else
+    count a step of Adam. Called by one program of `operant.kernels.ops.reduce`.
+
+    | parameter  | shape | meaning                                                             |
+    |------------|-------|---------------------------------------------------------------------|
+    | terms      | (32)  | means of the loss terms over the minibatch, in the order of `TERMS` |
+    | column     | (32)  | tl.arange(0, 32)                                                    |
+    | params_ptr | (P)   | parameters, for log_std                                             |
+    | update     |       | `Update`                                                            |
     """
     entropy = _pick(terms, column, STAT.entropy)
     if SPEC.log_std >= 0:
         # H of a normal distribution: the sum of log_std + log(2 pi) / 2 + 1/2 over the actions
         action = tl.arange(0, SPEC.out_pad)
         entropy += tl.sum(
-            tl.where(action < SPEC.head_rows, load_log_std(parameters, action, SPEC) + 0.5 * LOG_2_PI + 0.5, 0.0),
+            tl.where(action < SPEC.head_rows, load_log_std(params_ptr, action, SPEC) + 0.5 * LOG_2_PI + 0.5, 0.0),
             axis=0,
         )
     kl = _pick(terms, column, STAT.approx_kl)
@@ -341,26 +413,105 @@ def record(terms, column, parameters, update, SPEC: tl.constexpr):
     count_step(update.steps_ptr, update.corrections_ptr, skipped)
 
 
-@triton.jit(do_not_specialize=["minibatches"])
-def finish(
-    totals_ptr,
-    scalars_ptr,
-    learning_rate_ptr,
-    parameters_ptr,
-    size,
-    iteration_ptr,
-    stats_ptr,
-    minibatches,
-    TILE: tl.constexpr,
-):
-    """End an update: write `stats`, means over `minibatches`, and count the iteration. One program."""
-    # Values that are NaN or infinite, of parameters (size) and of means.
-    count = not_finite(parameters_ptr, size, TILE)
-    for k in tl.static_range(STAT.gradient_norm + 1):
-        mean = tl.load(totals_ptr + k) / minibatches
-        count += tl.where(tl.abs(mean) < float("inf"), 0.0, 1.0)
-        tl.store(stats_ptr + k, mean)
-    tl.store(stats_ptr + STAT.explained_variance, tl.load(scalars_ptr + SCALAR.explained_variance))
-    tl.store(stats_ptr + STAT.learning_rate, tl.load(learning_rate_ptr))
-    tl.store(stats_ptr + STAT.not_finite, count)
-    tl.store(iteration_ptr, tl.load(iteration_ptr) + 1)
+# LAUNCHES
+
+
+class PPOWork:
+    """PPO's part of a dense learner: the Triton functions that the learner's kernels call, the buffers that they read
+    and write, and PPO's launches before and after an update. An `operant.kernels.dense.Work`.
+    """
+
+    sample = sample_and_store  # of `act`: sample actions from the outputs
+    value_of = state_value  # of `bootstrap_values`
+    record = record  # of `reduce_partials`: add up the loss terms of a minibatch
+
+    def __init__(self, learner: Learner[Buffers, PPOConfig], anneal_iterations: int | None) -> None:
+        self._learner, self._buffers, self._config = learner, learner.buffers, learner.coefficients
+        self._anneal_iterations = anneal_iterations
+        config, device, distribution = self._config, learner.policy.device, learner.policy.distribution
+        self.loss = PPO_LOSS if config.value_clip is None else PPO_LOSS_VALUE_CLIPPED  # of `backward`
+        # Coefficients of the configuration; those with a schedule are tensors, copied before every update.
+        scalars = Scalars(
+            clip=config.clip,
+            value_clip=0.0 if config.value_clip is None else config.value_clip,
+            entropy_coefficient=config.entropy_coefficient,
+            value_coefficient=config.value_coefficient,
+            target_kl=math.inf if config.target_kl is None else config.target_kl,
+            start_rate=float(config.learning_rate),
+            advantage_mean=0.0,
+            advantage_inv_std=1.0,
+            explained_variance=0.0,
+        )
+        self._scalars = torch.tensor([*map(float, scalars)], device=device)
+        self._scheduled = [(self._scalars[k], value) for k, value in enumerate(scalars) if isinstance(value, Tensor)]
+        self._bounds = learner.totals  # not read for discrete actions
+        if isinstance(distribution, Gaussian):
+            self._bounds = torch.cat(
+                [distribution.action_center, distribution.action_scale, distribution.limit]
+            ).flatten()
+
+    # BUFFERS OF THE KERNELS
+
+    def _row(self, name: str) -> Tensor:
+        """Return a view of the samples from row `name` on, (T, N) or for the value (T + 1, N), as an address."""
+        steps, lanes = self._buffers.rollout.reward.shape
+        return self._buffers.samples[SampleRows._fields.index(name) * steps * lanes :]
+
+    def acting(self) -> Acting:
+        """Return noise and bounds for sampling, and the buffers of actions, log-probabilities and values."""
+        buffers, log_probability = self._buffers, self._row("log_probability")
+        return Acting(buffers.noise, self._bounds, buffers.raw, buffers.rollout.action, log_probability, self.values())
+
+    def values(self) -> Tensor:
+        """Return the values V, (T + 1, N), as an address."""
+        return self._row("value")
+
+    def samples(self) -> Samples:
+        """Return the pointers that the loss reads."""
+        steps, lanes = self._buffers.rollout.reward.shape
+        return Samples(self._buffers.samples, self._buffers.raw, self._scalars, steps * lanes)
+
+    def update(self) -> Update:
+        """Return the pointers that `record` reads and writes."""
+        learner = self._learner
+        return Update(learner.totals, self._scalars, self._buffers.skip, learner.adam["step"], learner.corrections)
+
+    def norm_sum(self) -> Tensor:
+        """Return the total to whose first element each optimizer step adds the gradient norm before clipping."""
+        return self._learner.totals[STAT.gradient_norm :]
+
+    # BEFORE AND AFTER AN UPDATE
+
+    def begin(self) -> None:
+        """Write moments of the advantages, explained variance and learning rate, and clear the totals."""
+        for scalar, value in self._scheduled:
+            scalar.copy_(value)
+        buffers, learner = self._buffers, self._learner
+        parts = learner.part_moments(self._row("advantage"), self._row("returns"))
+        learner.launch(
+            begin,
+            (1,),
+            parts,
+            len(parts),
+            self._scalars,
+            learner.totals,
+            buffers.skip,
+            buffers.learning_rate,
+            buffers.iteration,
+            float(self._anneal_iterations or 1),
+            NORMALIZE=self._config.normalize_advantages,
+            ANNEAL=self._anneal_iterations is not None,
+            PARTS=PARTS,
+        )
+
+    def finish(self, minibatches: int) -> None:
+        """Write `stats`, means over `minibatches`, and count the iteration."""
+        buffers = self._buffers
+        self._learner.finish(
+            Stats,
+            minibatches,
+            buffers.iteration,
+            buffers.stats,
+            explained_variance=self._scalars[SCALAR.explained_variance :],
+            learning_rate=buffers.learning_rate,
+        )

@@ -1,8 +1,24 @@
-"""Fused Triton kernels of PQN: acting and learning in a few launches, by `operant.kernels.dense`.
+"""Fused Triton kernels of PQN. An iteration is these launches, in this order:
 
-`kernels.py` has PQN's own Triton functions, `work.py` launches them. Both are imported only where they are used, so
-that a run without Triton does not wait for its import. Tested against `pqn.TorchBackend`: the same buffers, noise and
-order of minibatches.
+| launch, a step t of T | grid                 | computes                                            |
+|-----------------------|----------------------|-----------------------------------------------------|
+| `act`                 | (lanes / BLOCK_M, 1) | Q(s, .), epsilon-greedy actions (1, N), max_a Q (N) |
+| the world's step      |                      | rewards, ends of episodes, next observations        |
+
+| launch, after the T steps | grid                     | computes                                                    |
+|---------------------------|--------------------------|-------------------------------------------------------------|
+| `bootstrap_values`        | (lanes / BLOCK_M, T + 1) | max_a Q of the last observation and of truncated lanes      |
+| `advantage_body`          |                          | Q(lambda) returns (T, N); `operant.data.returns`            |
+| `part_moments`, `begin`   | (parts, shards), (1,)    | explained variance, learning rate                           |
+| per minibatch `backward`  | (chunks, 1)              | forward, loss, backward pass: partial sums (chunks, P + 32) |
+| ... `reduce_partials`     | ((P + 32) / 32,)         | gradient (P), its squares; `record`: the loss terms         |
+| ... `adam_step`           | (P / 256,)               | clipped step of the parameters (P)                          |
+| `finish`                  | (1,)                     | statistics of the iteration                                 |
+
+`operant.kernels.dense.learner` launches them, as for PPO (`operant.algos.ppo.fused`); `kernels.py` has PQN's own part.
+Networks with a convolution have kernels in place of `act` ... `reduce_partials` (`operant.kernels.convolution`). Triton
+is imported only where it is used, so that a run without it does not wait for the import. Tested against
+`pqn.TorchBackend`: the same buffers, noise and order of minibatches.
 """
 
 from __future__ import annotations
@@ -69,7 +85,7 @@ def task(backend: TorchBackend) -> dense.Task[Buffers, PQNConfig]:
     cycle = backend.cycle
 
     def work(learner: Learner[Buffers, PQNConfig]) -> dense.Work:
-        from operant.algos.pqn.fused.work import PQNWork
+        from operant.algos.pqn.fused.kernels import PQNWork
 
         return PQNWork(learner, cycle.anneal_iterations)
 

@@ -9,7 +9,8 @@ from operant.kernels.actor_critic.engine import ActorCriticEngine
 from operant.kernels.actor_critic.narrow.act import act
 from operant.kernels.actor_critic.narrow.gradients import action_gradient, actor_gradient, evaluate
 from operant.kernels.actor_critic.narrow.optimizer import finish, pack_network, step
-from operant.kernels.actor_critic.narrow.spec import TILE, NarrowSpec, Net
+from operant.kernels.actor_critic.narrow.spec import NarrowSpec, Net
+from operant.kernels.actor_critic.spec import TILE
 from operant.kernels.actor_critic.task import ActorCriticTask, StochasticActor
 
 WARPS, STEP_WARPS = 8, 4

@@ -12,18 +12,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.kernels.actor_critic.optimizer import SATURATED, SCALAR, add_statistic, min_over_critics, temperature_step
+from operant.kernels.actor_critic.optimizer import (
+    SATURATED,
+    SCALAR,
+    add_statistic,
+    min_over_critics,
+    td_targets,
+    temperature_step,
+)
 from operant.kernels.ops.adam import adam
 from operant.kernels.ops.linear import add_product, compensated, operand, round_to_tf32, weight_operand
 
 
 @triton.jit
 def td_errors(batch, scratch, row, critic, alpha, SPEC: tl.constexpr):
-    """Compute Q - y (rows) of a critic; y = r + discount (min_c Q'_c - alpha log pi), without the last term for TD3."""
-    next_value = min_over_critics(scratch.next_q, row, SPEC)
-    if SPEC.stochastic:
-        next_value -= alpha * tl.load(scratch.next_log_prob + row)
-    y = tl.load(batch.reward + row) + tl.load(batch.discount + row) * next_value
+    """Return the error Q - y of a critic at samples `row`, (rows), with y of `td_targets`; `alpha` is the
+    temperature.
+    """
+    y = td_targets(batch, scratch, row, alpha, SPEC)
     return tl.load(scratch.q + critic * SPEC.batch + row) - y
 
 
@@ -72,6 +78,26 @@ def _row_of(row, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr, IS_
 
 
 @triton.jit
+def _rows_and_columns(block, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr, IS_ACTOR: tl.constexpr):
+    """Return the rows and columns of a block of a layer's packed weight, and as `_row_of` its rows in the flat vector's
+    weight and the mask of those that exist. `block`: index in the layer, row by row of blocks.
+    """
+    SHAPE: tl.constexpr = NET.layers[LAYER]
+    BLOCKS_N: tl.constexpr = SHAPE.columns_pad // SHAPE.block_columns
+    row = block // BLOCKS_N * SHAPE.block_rows + tl.arange(0, SHAPE.block_rows)
+    column = block % BLOCKS_N * SHAPE.block_columns + tl.arange(0, SHAPE.block_columns)
+    flat_row, row_mask = _row_of(row, SPEC, NET, LAYER, IS_ACTOR)
+    return row, column, flat_row, row_mask
+
+
+@triton.jit
+def _bias_mask(block, row_mask, NET: tl.constexpr, LAYER: tl.constexpr):
+    """Return the mask of a block's rows whose bias it has, as only the first block of each row of blocks does."""
+    BLOCKS_N: tl.constexpr = NET.layers[LAYER].columns_pad // NET.layers[LAYER].block_columns
+    return row_mask & (block % BLOCKS_N == 0)
+
+
+@triton.jit
 def _step_block(
     block,
     tower,
@@ -94,14 +120,11 @@ def _step_block(
     layer.
     """
     SHAPE: tl.constexpr = NET.layers[LAYER]
-    BLOCKS_N: tl.constexpr = SHAPE.columns_pad // SHAPE.block_columns
-    row = block // BLOCKS_N * SHAPE.block_rows + tl.arange(0, SHAPE.block_rows)
-    column = block % BLOCKS_N * SHAPE.block_columns + tl.arange(0, SHAPE.block_columns)
-    flat_row, row_mask = _row_of(row, SPEC, NET, LAYER, IS_ACTOR)
+    row, column, flat_row, row_mask = _rows_and_columns(block, SPEC, NET, LAYER, IS_ACTOR)
     offset = SHAPE.weight + (tower * SHAPE.rows + flat_row)[:, None] * SHAPE.columns + column[None, :]
     mask = row_mask[:, None] & (column < SHAPE.columns)[None, :]
     bias_offset = SHAPE.bias + tower * SHAPE.rows + flat_row
-    bias_mask = row_mask & (block % BLOCKS_N == 0)
+    bias_mask = _bias_mask(block, row_mask, NET, LAYER)
     loaded = _load_parameters(offset, mask, parameters, target, TARGET)
     loaded_bias = _load_parameters(bias_offset, bias_mask, parameters, target, TARGET)
 
@@ -361,17 +384,14 @@ def _pack_block(
 ):
     """Store the packed copy of one block of a layer's weight."""
     SHAPE: tl.constexpr = NET.layers[LAYER]
-    BLOCKS_N: tl.constexpr = SHAPE.columns_pad // SHAPE.block_columns
-    row = block // BLOCKS_N * SHAPE.block_rows + tl.arange(0, SHAPE.block_rows)
-    column = block % BLOCKS_N * SHAPE.block_columns + tl.arange(0, SHAPE.block_columns)
-    flat_row, row_mask = _row_of(row, SPEC, NET, LAYER, IS_ACTOR)
+    row, column, flat_row, row_mask = _rows_and_columns(block, SPEC, NET, LAYER, IS_ACTOR)
     mask = row_mask[:, None] & (column < SHAPE.columns)[None, :]
     weight = tl.load(
         parameters.vector + SHAPE.weight + (tower * SHAPE.rows + flat_row)[:, None] * SHAPE.columns + column[None, :],
         mask=mask,
         other=0.0,
     )
-    bias_mask = row_mask & (block % BLOCKS_N == 0)
+    bias_mask = _bias_mask(block, row_mask, NET, LAYER)
     bias = tl.load(parameters.vector + SHAPE.bias + tower * SHAPE.rows + flat_row, mask=bias_mask, other=0.0)
     offset = SHAPE.packed + row[:, None] * SHAPE.columns_pad + column[None, :]
     _store_packed(

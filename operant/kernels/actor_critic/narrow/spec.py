@@ -1,34 +1,26 @@
-"""Compile-time specification of narrow networks: sizes, and offsets of parameters, packed weights and intermediate
-results.
-
-All fields are plain values, so that a `NarrowSpec` may be a constexpr of a Triton kernel. Knows no Triton.
+"""Compile-time specification of narrow networks (up to 256 units): sizes, and offsets of parameters, packed weights and
+intermediate results. Knows no Triton.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from operant.kernels import padded
-from operant.kernels.actor_critic.task import ActorCriticTask, StochasticActor
-from operant.kernels.statistics import statistics_index
+from operant.kernels.actor_critic.spec import ActorCriticSpec, common_limits, describe_common
+from operant.kernels.actor_critic.task import ActorCriticTask
+from operant.kernels.spec import padded
 from operant.nn import FlatVector, MLPEnsemble, SquashedActor
 
 SMALL_BLOCK, LARGE_BLOCK = 16, 32
 """Rows and columns of the weight block that one program steps: small for small networks, to fill the GPU."""
 
-MIN_COLUMNS = 32
-"""Minimum input columns of first layers. Where a product has no more columns than rows, Triton 3.6 gives all columns to
-each warp, and does so in every product chained with it.
+MAX_WIDTH, MAX_LAYERS, MAX_BATCH = 256, 3, 2048
+"""Limits: units of a layer, hidden layers, samples of a batch. Beyond them torch's products are faster, or a program
+exceeds registers and shared memory.
 """
 
-MAX_COLUMNS, MAX_WIDTH, MAX_LAYERS, MAX_BATCH = 128, 256, 3, 2048
-"""Limits: values of observation and action together, units of a layer, hidden layers, samples of a batch. Beyond them
-torch's products are faster, or a program exceeds registers and shared memory.
-"""
-
-TILE, MAX_CHUNK = 16, 256
-"""Samples of a program's tile; maximum samples of a batch that a weight's gradient sums at a time."""
+MAX_CHUNK = 256
+"""Maximum samples of a batch that a weight's gradient sums at a time."""
 
 PRELOAD_WIDTH = 128
 """Maximum units and columns at which a program has the registers to load weights before it needs them."""
@@ -79,29 +71,17 @@ class Net:
         return len(self.layers) - 1
 
 
-@dataclass(frozen=True)
-class NarrowSpec:
-    """Compile-time constants of an actor and its critics on one environment, for one batch size."""
+@dataclass(frozen=True, kw_only=True)
+class NarrowSpec(ActorCriticSpec):
+    """Specification of narrow networks: `actor` and `critic` are `Net`s, with an offset for every buffer."""
 
-    stochastic: bool  # the actor samples its actions (SAC); otherwise it is deterministic (TD3)
-    batch: int
-    observation: int
-    action: int
-    columns: int  # input columns of first layers, padded: observation, action, zeros
-    activation: str
-    precision: str  # "ieee", "tf32" or "bf16"
-    approximate: bool
-    actor: Net
-    critic: Net
     chunk: int  # samples that a weight's gradient sums at a time
     max_depth: int  # maximum inner dimension of one product
     preload: bool  # load weights before the inputs they are multiplied with are known
-    stat: Any  # index of each statistic by name
-    automatic: bool = True  # the temperature is learned
-    squares: int = 256  # a power of two, at least the number of programs that step the critics
-    bytes: bool = False  # for the building blocks: inputs are numeric and already normalized
+    squares: int  # a power of two, at least the number of programs that step the critics
+    # For `operant.kernels.ops`: inputs of first layers are numeric and already normalized.
+    bytes: bool = False
     normalize: bool = False
-    normalized: bool = False  # acting normalizes observations
 
 
 def describe_net(
@@ -169,10 +149,9 @@ def describe(task: ActorCriticTask, precision: str) -> NarrowSpec:
     """Return the specification of a task's networks for products in `precision`: "fp32", "tf32" or "bf16"."""
     config, actor, batch = task.config, task.actor, task.config.batch_size
     assert isinstance(actor.net, MLPEnsemble)
-    net, observation, action = actor.net.config, actor.features.columns, actor.env.action_size
-    critic_hidden = net.of_critics.hidden
-    stochastic, columns = isinstance(task.kind, StochasticActor), max(MIN_COLUMNS, padded(observation + action))
-    heads = 2 if stochastic else 1
+    common = describe_common(task, precision)
+    net, observation, action, columns = actor.net.config, common["observation"], common["action"], common["columns"]
+    critic_hidden, heads = net.of_critics.hidden, 2 if common["stochastic"] else 1
     policy = _net(
         actor.flat,
         1,
@@ -197,23 +176,13 @@ def describe(task: ActorCriticTask, precision: str) -> NarrowSpec:
     )
     small = max(*net.hidden, *critic_hidden, columns) <= PRELOAD_WIDTH
     return NarrowSpec(
-        stochastic,
-        batch,
-        observation,
-        action,
-        columns,
-        net.activation,
-        "ieee" if precision == "fp32" else precision,
-        precision != "fp32",
-        policy,
-        critic,
+        **common,
+        actor=policy,
+        critic=critic,
         chunk=min(batch & -batch, MAX_CHUNK if small else MAX_CHUNK // 2),
         max_depth=MAX_WIDTH if precision == "bf16" else MAX_WIDTH // 4,
         preload=small and precision != "fp32",
-        stat=statistics_index(task.terms),
-        automatic=isinstance(task.kind, StochasticActor) and task.kind.adam is not None,
         squares=padded(critic.towers * critic.programs),
-        normalized=actor.features.normalizer is not None,
     )
 
 
@@ -222,23 +191,18 @@ def unsupported_reason(task: ActorCriticTask) -> str | None:
     config, actor = task.config, task.actor
     if not isinstance(actor.net, MLPEnsemble):
         return "only dense networks are supported, and this one is a cnn or your own"
-    net, observation, columns = actor.net.config, actor.env.observation, actor.features.columns + actor.env.action_size
+    net = actor.net.config
     critic_hidden = net.of_critics.hidden
     reasons = {
         "actions are discrete": not isinstance(actor, SquashedActor),
         "the network has layer normalization": net.layer_norm,
         'critics learn distributions (algo.critic = "c51")': config.critic == "c51",
         "rewards are scaled (algo.normalize_returns)": config.scales_rewards,
-        f'algo.replay_sampling = "{config.replay_sampling}" is not supported (only "uniform")': config.replay_sampling
-        != "uniform",
         f'activation "{net.activation}" is not supported (only "relu" and "tanh")': net.activation
         not in ("relu", "tanh"),
         f"the network has more than {MAX_LAYERS} hidden layers": max(len(net.hidden), len(critic_hidden)) > MAX_LAYERS,
         f"a layer has more than {MAX_WIDTH} units": max(*net.hidden, *critic_hidden) > MAX_WIDTH,
-        f"observation and action have {columns} values together, more than {MAX_COLUMNS}": columns > MAX_COLUMNS,
-        "the observation has bytes or categories": observation.dtype != "float32" or bool(observation.categories),
-        "gradients are clipped (algo.max_gradient_norm)": config.max_gradient_norm > 0.0,
-        f"a batch of {config.batch_size} is not a multiple of {TILE}": config.batch_size % TILE > 0,
+        **common_limits(task),
         f"a batch of {config.batch_size} is larger than {MAX_BATCH}": config.batch_size > MAX_BATCH,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from operant.kernels.actor_critic.buffers import LayerBuffers
 from operant.kernels.actor_critic.task import ActorCriticTask
+from operant.kernels.actor_critic.wide import parts as wide
 from operant.kernels.actor_critic.wide.engine import WideEngine
 from operant.kernels.actor_critic.wide.spec import BLOCK_M, WideSpec
 from operant.kernels.ops.linear import operand
@@ -188,11 +189,8 @@ def critic_gradient(
     atom = tl.arange(0, ATOMS)
     support, inv_factor = _load_support(support_ptr, NET, SPEC), 1.0 / tl.load(reward_factor_ptr)
     grad_bias = tl.zeros((BLOCK_M, ATOMS), tl.float32)
-    cross_entropy, absolute, q_sum = (
-        tl.zeros((BLOCK_M,), tl.float32),
-        tl.zeros((BLOCK_M,), tl.float32),
-        tl.zeros((BLOCK_M,), tl.float32),
-    )
+    zero = tl.zeros((BLOCK_M,), tl.float32)
+    cross_entropy, absolute, q_sum = zero, zero, zero
     for first in range(program * BLOCK_M, SPEC.batch, tl.num_programs(0) * BLOCK_M):
         row = first + tl.arange(0, BLOCK_M)
         offset = row[:, None] * SPEC.atoms + atom[None, :]
@@ -206,10 +204,7 @@ def critic_gradient(
         absolute += tl.abs(q - tl.sum(target * support, axis=1)) * inv_factor
         q_sum += q * inv_factor
     tl.store(grad_bias_ptr + (program * NET.towers + tower) * SPEC.atoms + atom, tl.sum(grad_bias, axis=0))
-    offset = terms_ptr + (program * NET.towers + tower) * 3
-    tl.store(offset, tl.sum(cross_entropy, axis=0))
-    tl.store(offset + 1, tl.sum(absolute, axis=0))
-    tl.store(offset + 2, tl.sum(q_sum, axis=0))
+    wide.store_critic_terms(terms_ptr, program, tower, cross_entropy, absolute, q_sum, NET)
 
 
 @triton.jit

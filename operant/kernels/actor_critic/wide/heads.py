@@ -19,7 +19,7 @@ from operant.kernels.actor_critic.gaussian import (
     squashed_gaussian,
     store_action,
 )
-from operant.kernels.actor_critic.optimizer import SATURATED, SCALAR, min_over_critics
+from operant.kernels.actor_critic.optimizer import SATURATED, SCALAR, min_over_critics, td_targets
 from operant.kernels.actor_critic.wide import parts as wide
 from operant.kernels.ops.activation import tanh
 from operant.kernels.ops.replay import normalize_observation
@@ -176,6 +176,36 @@ def _saturated(action):
 
 
 @triton.jit
+def _output_gradients(scratch, offset, alpha, MASKED: tl.constexpr, SPEC: tl.constexpr):
+    """Return gradients of the actor's loss in its means and raw standard deviations (a placeholder for TD3), and the
+    actions; each of the shape of `offset`, an index into the (B, columns) buffers of `scratch`.
+
+    MASKED sets the gradients to 0 outside the action's columns; `alpha` is the temperature.
+    """
+    grad_action = tl.load(scratch.q_gradient + offset)
+    if SPEC.stochastic:
+        # Of all critics but the lowest the gradient is zero. d log pi / du = 2 a, d log pi / d log std = -1.
+        for k in tl.static_range(SPEC.critic.towers - 1):
+            grad_action += tl.load(scratch.q_gradient + (k + 1) * SPEC.batch * SPEC.columns + offset)
+        action = tl.load(scratch.action + offset)
+        grad_mean = alpha * 2.0 / SPEC.batch * action + grad_action * (1.0 - action * action)
+        if MASKED:
+            grad_mean = tl.where(is_action(SPEC), grad_mean, 0.0)
+        grad_raw = (grad_mean * tl.load(scratch.std_noise + offset) - alpha / SPEC.batch) * tl.load(
+            scratch.log_std_grad + offset
+        )
+        if MASKED:
+            grad_raw = tl.where(is_action(SPEC), grad_raw, 0.0)
+        return grad_mean, grad_raw, action
+    else:
+        action = tl.load(scratch.action + offset)
+        grad_mean = grad_action * (1.0 - action * action)
+        if MASKED:
+            grad_mean = tl.where(is_action(SPEC), grad_mean, 0.0)
+        return grad_mean, grad_mean, action
+
+
+@triton.jit
 def actor_gradient(
     z_ptr,
     moments_ptr,
@@ -210,8 +240,7 @@ def actor_gradient(
     PARTS: tl.constexpr = NET.layers[LAYER].parts
     COLUMNS: tl.constexpr = SPEC.columns
     layer = wide.load_layer(parameters_ptr, 0, SPEC, NET, LAYER)
-    grad_bias = wide.zero_rows(BLOCK_M, NET, LAYER)
-    grad_gain, grad_shift = grad_bias, grad_bias
+    layer_sums = wide.zero_layer_sums(BLOCK_M, NET, LAYER)
     grad_mean_weight = wide.zero_rows(COLUMNS, NET, LAYER)
     if SPEC.stochastic:
         grad_raw_weight = wide.zero_rows(COLUMNS, NET, LAYER)
@@ -219,29 +248,13 @@ def actor_gradient(
     if SPEC.stochastic:
         grad_raw_bias = tl.zeros((BLOCK_M, COLUMNS), tl.float32)
     first_term, q_sum = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
+    alpha = 0.0
     if SPEC.stochastic:
         alpha = tl.exp(tl.load(temperature.log_alpha))
     for first in range(program * BLOCK_M, SPEC.batch, tl.num_programs(0) * BLOCK_M):
         row = first + tl.arange(0, BLOCK_M)
         offset = row[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-        grad_action = tl.load(scratch.q_gradient + offset)
-        if SPEC.stochastic:
-            # Of all critics but the lowest the gradient is zero. d log pi / du = 2 a, d log pi / d log std = -1.
-            for k in tl.static_range(SPEC.critic.towers - 1):
-                grad_action += tl.load(scratch.q_gradient + (k + 1) * SPEC.batch * COLUMNS + offset)
-            action = tl.load(scratch.action + offset)
-            grad_mean = tl.where(
-                is_action(SPEC), alpha * 2.0 / SPEC.batch * action + grad_action * (1.0 - action * action), 0.0
-            )
-            grad_raw = tl.where(
-                is_action(SPEC),
-                (grad_mean * tl.load(scratch.std_noise + offset) - alpha / SPEC.batch)
-                * tl.load(scratch.log_std_grad + offset),
-                0.0,
-            )
-        else:
-            action = tl.load(scratch.action + offset)
-            grad_mean = tl.where(is_action(SPEC), grad_action * (1.0 - action * action), 0.0)
+        grad_mean, grad_raw, action = _output_gradients(scratch, offset, alpha, True, SPEC)
         saved = wide.load_activations(z_ptr, moments_ptr, row, layer, SPEC, NET, LAYER)
         grad_h = ()
         mean_sums = ()
@@ -264,17 +277,14 @@ def actor_gradient(
         grad_mean_bias += grad_mean
         if SPEC.stochastic:
             grad_raw_bias += grad_raw
-        grad_bias = wide.add_rows(grad_bias, grad_z, NET, LAYER)
-        if SPEC.layer_norm:
-            grad_gain = wide.add_product_rows(grad_gain, grad_y, saved[2], NET, LAYER)
-            grad_shift = wide.add_rows(grad_shift, grad_y, NET, LAYER)
+        layer_sums = wide.add_layer_sums(layer_sums, grad_z, grad_y, saved, SPEC, NET, LAYER)
         if SPEC.stochastic:
             first_term += tl.load(scratch.log_prob + row)
             q_sum += min_over_critics(scratch.actor_q, row, SPEC)
         else:
             first_term += tl.sum(_saturated(action), axis=1)
             q_sum += tl.load(scratch.actor_q + row)
-    wide.store_layer_sums(partials_ptr, program, 0, grad_bias, grad_gain, grad_shift, SPEC, NET, LAYER)
+    wide.store_layer_sums(partials_ptr, program, 0, layer_sums, SPEC, NET, LAYER)
     index = tl.arange(0, COLUMNS) - SPEC.observation
     index_mask = (index >= 0) & (index < SPEC.action)
     head_ptr = partials_ptr + (program * NET.vectors + NET.layers[LAYER].partial + 3) * NET.pad
@@ -316,15 +326,15 @@ def actor_gradient_unrolled(
     OUTPUTS: tl.constexpr = NET.outputs
     ACTIONS: tl.constexpr = SPEC.action
     layer = wide.load_layer(parameters_ptr, 0, SPEC, NET, LAYER)
-    grad_bias = wide.zero_rows(BLOCK_M, NET, LAYER)
-    grad_gain, grad_shift = grad_bias, grad_bias
+    layer_sums = wide.zero_layer_sums(BLOCK_M, NET, LAYER)
     heads, grad_head_weight, grad_head_bias = (), (), ()
     for k in tl.static_range(OUTPUTS):
         head = wide.load_vector(parameters_ptr, NET.head_weight + k * NET.layers[LAYER].width, 0, NET, LAYER)
         heads = heads + (head,)
-        grad_head_weight = grad_head_weight + (grad_bias,)
+        grad_head_weight = grad_head_weight + (layer_sums[0],)
         grad_head_bias = grad_head_bias + (tl.zeros((BLOCK_M,), tl.float32),)
     first_term, q_sum = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
+    alpha = 0.0
     if SPEC.stochastic:
         alpha = tl.exp(tl.load(temperature.log_alpha))
     for first in tl.range(program * BLOCK_M, SPEC.batch, tl.num_programs(0) * BLOCK_M, num_stages=STAGES):
@@ -333,20 +343,11 @@ def actor_gradient_unrolled(
         grad_means, grad_raws = (), ()
         for k in tl.static_range(ACTIONS):
             offset = row * SPEC.columns + SPEC.observation + k
-            grad_action = tl.load(scratch.q_gradient + offset)
+            grad_mean, grad_raw, action = _output_gradients(scratch, offset, alpha, False, SPEC)
+            grad_means = grad_means + (grad_mean,)
             if SPEC.stochastic:
-                for tower in tl.static_range(SPEC.critic.towers - 1):
-                    grad_action += tl.load(scratch.q_gradient + (tower + 1) * SPEC.batch * SPEC.columns + offset)
-                action = tl.load(scratch.action + offset)
-                grad_mean = alpha * 2.0 / SPEC.batch * action + grad_action * (1.0 - action * action)
-                grad_means = grad_means + (grad_mean,)
-                grad_raws = grad_raws + (
-                    (grad_mean * tl.load(scratch.std_noise + offset) - alpha / SPEC.batch)
-                    * tl.load(scratch.log_std_grad + offset),
-                )
+                grad_raws = grad_raws + (grad_raw,)
             else:
-                action = tl.load(scratch.action + offset)
-                grad_means = grad_means + (grad_action * (1.0 - action * action),)
                 first_term += _saturated(action)
         grad_outputs = grad_means + grad_raws
         grad_h = wide.outer(grad_outputs[0], heads[0], NET, LAYER)
@@ -361,16 +362,13 @@ def actor_gradient_unrolled(
             )
             bias_sums = bias_sums + (grad_head_bias[k] + grad_outputs[k],)
         grad_head_weight, grad_head_bias = weight_sums, bias_sums
-        grad_bias = wide.add_rows(grad_bias, grad_z, NET, LAYER)
-        if SPEC.layer_norm:
-            grad_gain = wide.add_product_rows(grad_gain, grad_y, saved[2], NET, LAYER)
-            grad_shift = wide.add_rows(grad_shift, grad_y, NET, LAYER)
+        layer_sums = wide.add_layer_sums(layer_sums, grad_z, grad_y, saved, SPEC, NET, LAYER)
         if SPEC.stochastic:
             first_term += tl.load(scratch.log_prob + row)
             q_sum += min_over_critics(scratch.actor_q, row, SPEC)
         else:
             q_sum += tl.load(scratch.actor_q + row)
-    wide.store_layer_sums(partials_ptr, program, 0, grad_bias, grad_gain, grad_shift, SPEC, NET, LAYER)
+    wide.store_layer_sums(partials_ptr, program, 0, layer_sums, SPEC, NET, LAYER)
     bias_ptr = partials_ptr + (program * NET.vectors + NET.layers[LAYER].partial + 3 + OUTPUTS) * NET.pad
     for k in tl.static_range(OUTPUTS):
         wide.store_column_sum(partials_ptr, program, 0, 3 + k, grad_head_weight[k], NET, LAYER)
@@ -466,14 +464,10 @@ def critic_gradient(
     """
     program, tower = tl.program_id(0), tl.program_id(1)
     NET: tl.constexpr = SPEC.critic
-    grad_bias = wide.zero_rows(BLOCK_M, NET, LAYER)
-    grad_gain, grad_shift, grad_weight = grad_bias, grad_bias, grad_bias
-    grad_head_bias, squared, absolute = (
-        tl.zeros((BLOCK_M,), tl.float32),
-        tl.zeros((BLOCK_M,), tl.float32),
-        tl.zeros((BLOCK_M,), tl.float32),
-    )
-    q_sum = grad_head_bias
+    layer_sums = wide.zero_layer_sums(BLOCK_M, NET, LAYER)
+    grad_weight = layer_sums[0]
+    grad_head_bias = tl.zeros((BLOCK_M,), tl.float32)
+    squared, absolute, q_sum = grad_head_bias, grad_head_bias, grad_head_bias
     alpha = 0.0
     if SPEC.stochastic:
         alpha = tl.exp(tl.load(temperature.log_alpha))
@@ -482,10 +476,7 @@ def critic_gradient(
     layer = wide.load_layer(parameters_ptr, tower, SPEC, NET, LAYER)
     for first in tl.range(program * BLOCK_M, SPEC.batch, tl.num_programs(0) * BLOCK_M, num_stages=STAGES):
         row = first + tl.arange(0, BLOCK_M)
-        next_value = min_over_critics(scratch.next_q, row, SPEC)
-        if SPEC.stochastic:
-            next_value = next_value - alpha * tl.load(scratch.next_log_prob + row)
-        y = tl.load(batch.reward + row) + tl.load(batch.discount + row) * next_value
+        y = td_targets(batch, scratch, row, alpha, SPEC)
         saved = wide.load_activations(z_ptr, moments_ptr, tower * SPEC.batch + row, layer, SPEC, NET, LAYER)
         q = wide.row_dot(saved[0], head, NET, LAYER) + head_bias
         error = q - y
@@ -494,23 +485,17 @@ def critic_gradient(
         wide.store_rows(grad_z_ptr, tower * SPEC.batch + row, grad_z, SPEC, NET, LAYER)
         grad_weight = wide.add_rows(grad_weight, wide.outer(grad_q, saved[0], NET, LAYER), NET, LAYER)
         grad_head_bias += grad_q
-        grad_bias = wide.add_rows(grad_bias, grad_z, NET, LAYER)
-        if SPEC.layer_norm:
-            grad_gain = wide.add_product_rows(grad_gain, grad_y, saved[2], NET, LAYER)
-            grad_shift = wide.add_rows(grad_shift, grad_y, NET, LAYER)
+        layer_sums = wide.add_layer_sums(layer_sums, grad_z, grad_y, saved, SPEC, NET, LAYER)
         squared += error * error
         absolute += tl.abs(error)
         q_sum += q
-    wide.store_layer_sums(partials_ptr, program, tower, grad_bias, grad_gain, grad_shift, SPEC, NET, LAYER)
+    wide.store_layer_sums(partials_ptr, program, tower, layer_sums, SPEC, NET, LAYER)
     wide.store_column_sum(partials_ptr, program, tower, 3, grad_weight, NET, LAYER)
     tl.store(
         partials_ptr + ((program * NET.towers + tower) * NET.vectors + NET.layers[LAYER].partial + 4) * NET.pad,
         tl.sum(grad_head_bias, axis=0),
     )
-    offset = terms_ptr + (program * NET.towers + tower) * 3
-    tl.store(offset, tl.sum(squared, axis=0))
-    tl.store(offset + 1, tl.sum(absolute, axis=0))
-    tl.store(offset + 2, tl.sum(q_sum, axis=0))
+    wide.store_critic_terms(terms_ptr, program, tower, squared, absolute, q_sum, NET)
 
 
 @triton.jit

@@ -147,8 +147,7 @@ def backward_layer(
     """
     program, tower = tl.program_id(0), tl.program_id(1)
     layer = wide.load_layer(parameters_ptr, tower, SPEC, NET, LAYER)
-    grad_bias = wide.zero_rows(BLOCK_M, NET, LAYER)
-    grad_gain, grad_shift = grad_bias, grad_bias
+    grad_bias, grad_gain, grad_shift = wide.zero_layer_sums(BLOCK_M, NET, LAYER)
     for start in tl.range(program * BLOCK_M, SPEC.batch, tl.num_programs(0) * BLOCK_M, num_stages=STAGES):
         row = start + tl.arange(0, BLOCK_M)
         grad_h = wide.load_rows(grad_ptr, tower * SPEC.batch + row, NET, LAYER)
@@ -165,7 +164,7 @@ def backward_layer(
         if TRAIN:
             grad_bias = wide.add_rows(grad_bias, grad_z, NET, LAYER)
     if TRAIN:
-        wide.store_layer_sums(partials_ptr, program, tower, grad_bias, grad_gain, grad_shift, SPEC, NET, LAYER)
+        wide.store_layer_sums(partials_ptr, program, tower, (grad_bias, grad_gain, grad_shift), SPEC, NET, LAYER)
 
 
 @triton.jit

@@ -327,6 +327,28 @@ def add_product_rows(total, x, y, NET: tl.constexpr, LAYER: tl.constexpr):
 
 
 @triton.jit
+def zero_layer_sums(BLOCK_M: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
+    """Return accumulators of the gradients of a layer's bias, gain and shift at zero: three times BLOCK_M rows, which
+    `store_layer_sums` adds up.
+    """
+    zero = zero_rows(BLOCK_M, NET, LAYER)
+    return zero, zero, zero
+
+
+@triton.jit
+def add_layer_sums(sums, grad_z, grad_y, saved, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
+    """Return the accumulators of the gradients of bias, gain and shift with those of a tile added: grad_z, grad_y x_hat
+    and grad_y. `saved` is as `load_activations` returns it; gain and shift are left alone without layer normalization.
+    """
+    grad_bias, grad_gain, grad_shift = sums
+    grad_bias = add_rows(grad_bias, grad_z, NET, LAYER)
+    if SPEC.layer_norm:
+        grad_gain = add_product_rows(grad_gain, grad_y, saved[2], NET, LAYER)
+        grad_shift = add_rows(grad_shift, grad_y, NET, LAYER)
+    return grad_bias, grad_gain, grad_shift
+
+
+@triton.jit
 def store_column_sum(partials_ptr, program, tower, vector, x, NET: tl.constexpr, LAYER: tl.constexpr):
     """Store the sum over rows of x as one of the layer's vectors in a program's row of partial sums."""
     offset = ((program * NET.towers + tower) * NET.vectors + NET.layers[LAYER].partial + vector) * NET.pad
@@ -338,18 +360,22 @@ def store_column_sum(partials_ptr, program, tower, vector, x, NET: tl.constexpr,
 
 
 @triton.jit
-def store_layer_sums(
-    partials_ptr,
-    program,
-    tower,
-    grad_bias,
-    grad_gain,
-    grad_shift,
-    SPEC: tl.constexpr,
-    NET: tl.constexpr,
-    LAYER: tl.constexpr,
-):
-    """Store the sums over rows of the gradients of bias, gain and shift."""
+def store_critic_terms(terms_ptr, program, tower, loss, absolute, q, NET: tl.constexpr):
+    """Store a program's sums over its samples of a critic's loss, |Q - y| and Q, each (rows), into `terms_ptr`
+    (programs, towers, 3).
+    """
+    offset = terms_ptr + (program * NET.towers + tower) * 3
+    tl.store(offset, tl.sum(loss, axis=0))
+    tl.store(offset + 1, tl.sum(absolute, axis=0))
+    tl.store(offset + 2, tl.sum(q, axis=0))
+
+
+@triton.jit
+def store_layer_sums(partials_ptr, program, tower, sums, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
+    """Store the sums over rows of the accumulated gradients of bias, gain and shift (`add_layer_sums`) in a program's
+    row of partial sums.
+    """
+    grad_bias, grad_gain, grad_shift = sums
     store_column_sum(partials_ptr, program, tower, 0, grad_bias, NET, LAYER)
     if SPEC.layer_norm:
         store_column_sum(partials_ptr, program, tower, 1, grad_gain, NET, LAYER)

@@ -1,5 +1,5 @@
-"""Compile-time specification of wide networks and large batches, and the tile sizes of their kernels. All fields are
-plain values, so that a `WideSpec` may be a constexpr of a kernel. Knows no Triton.
+"""Compile-time specification of wide networks and large batches, and the tile sizes of their kernels. Knows no
+Triton.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from operant.kernels import padded
-from operant.kernels.actor_critic.narrow.spec import MAX_COLUMNS, MIN_COLUMNS
-from operant.kernels.actor_critic.task import ActorCriticTask, StochasticActor
-from operant.kernels.statistics import statistics_index
+from operant.kernels.actor_critic.spec import MIN_COLUMNS, TILE, ActorCriticSpec, common_limits, describe_common
+from operant.kernels.actor_critic.task import ActorCriticTask
+from operant.kernels.spec import padded
 from operant.nn import FlatVector, MLPEnsemble, SquashedActor
 
-MAX_WIDTH, MAX_LAYERS, BLOCK_M = 1024, 6, 16
+MAX_WIDTH, MAX_LAYERS, BLOCK_M = 1024, 6, TILE
 """Maximum units of a layer and hidden layers; maximum rows of a program's tile outside large products."""
 
 MAX_PROGRAMS = 512
@@ -89,27 +88,14 @@ class WideNet:
     programs: int  # of a tower, rows of partial sums; a power of two
 
 
-@dataclass(frozen=True)
-class WideSpec:
-    """Compile-time constants of an actor and its critics on one environment, for one batch size."""
+@dataclass(frozen=True, kw_only=True)
+class WideSpec(ActorCriticSpec):
+    """Specification of wide networks: `actor` and `critic` are `WideNet`s."""
 
-    stochastic: bool  # the actor samples its actions (SAC); otherwise it is deterministic (TD3)
-    batch: int
     parts: int  # of a batch, over which a first layer's gradient is summed separately
-    observation: int
-    action: int
-    columns: int  # input columns of first layers, padded: observation, action, zeros
-    activation: str
-    precision: str  # "ieee", "tf32" or "bf16"
-    approximate: bool
     layer_norm: bool
-    actor: WideNet
-    critic: WideNet
     saves_z: bool  # the backward pass reads pre-activations; otherwise activations are enough
-    automatic: bool  # the temperature is learned
-    normalized: bool  # observations are normalized by running moments
     atoms: int  # of distributional critics, padded; otherwise 0
-    stat: Any  # index of each statistic by name
 
 
 def _parts(width: int) -> tuple[int, ...]:
@@ -172,34 +158,18 @@ def describe(task: ActorCriticTask, precision: str) -> WideSpec:
     """Return the specification of a task's networks for products in `precision`: "fp32", "tf32" or "bf16"."""
     config, actor = task.config, task.actor
     assert isinstance(actor.net, MLPEnsemble)
-    net, observation, action = actor.net.config, actor.features.columns, actor.env.action_size
-    tiles, stochastic = config.batch_size // BLOCK_M, isinstance(task.kind, StochasticActor)
+    common = describe_common(task, precision)
+    net, observation, action = actor.net.config, common["observation"], common["action"]
+    tiles, heads, c51 = config.batch_size // BLOCK_M, 2 if common["stochastic"] else 1, config.critic == "c51"
+    inputs, hidden, outputs = observation + action, net.of_critics.hidden, config.outputs
     return WideSpec(
-        stochastic,
-        config.batch_size,
-        min(MAX_BATCH_PARTS, tiles & -tiles),
-        observation,
-        action,
-        max(MIN_COLUMNS, padded(observation + action)),
-        net.activation,
-        "ieee" if precision == "fp32" else precision,
-        precision != "fp32",
-        net.layer_norm,
-        describe_net(actor.flat, 1, observation, net.hidden, (2 if stochastic else 1) * action, tiles),
-        describe_net(
-            task.critic,
-            config.critics,
-            observation + action,
-            net.of_critics.hidden,
-            config.outputs,
-            tiles,
-            separate_head=config.critic == "c51",
-        ),
-        net.layer_norm or net.activation != "relu",
-        isinstance(task.kind, StochasticActor) and task.kind.adam is not None,
-        actor.features.normalizer is not None,
-        max(BLOCK_M, padded(config.atoms)) if config.critic == "c51" else 0,
-        statistics_index(task.terms),
+        **common,
+        actor=describe_net(actor.flat, 1, observation, net.hidden, heads * action, tiles),
+        critic=describe_net(task.critic, config.critics, inputs, hidden, outputs, tiles, separate_head=c51),
+        parts=min(MAX_BATCH_PARTS, tiles & -tiles),
+        layer_norm=net.layer_norm,
+        saves_z=net.layer_norm or net.activation != "relu",
+        atoms=max(BLOCK_M, padded(config.atoms)) if c51 else 0,
     )
 
 
@@ -266,24 +236,19 @@ def unsupported_reason(task: ActorCriticTask) -> str | None:
     """Return the reason why these kernels cannot run the task, as a clause for a message, or None if they can."""
     if not applies(task):
         return "large batches and wide networks are fused for dense layers and continuous actions only"
-    config, actor, observation = task.config, task.actor, task.actor.env.observation
+    config, actor = task.config, task.actor
     assert isinstance(actor.net, MLPEnsemble)
     net, actions = actor.net.config, actor.env.action_size
-    columns, networks = actor.features.columns + actions, (net.hidden, net.of_critics.hidden)
+    networks = net.hidden, net.of_critics.hidden
     layers = next((len(hidden) for hidden in networks if not 1 < len(hidden) <= MAX_LAYERS), 0)
     reasons = {
         f"a support of {config.atoms} atoms is larger than {MAX_ATOMS}": config.critic == "c51"
         and config.atoms > MAX_ATOMS,
         "rewards are scaled (algo.normalize_returns)": config.scales_rewards and config.critic != "c51",
-        f'algo.replay_sampling = "{config.replay_sampling}" is not supported (only "uniform")': config.replay_sampling
-        != "uniform",
         f"the network has {layers} hidden layers (must be 2 to {MAX_LAYERS})": layers > 0,
         f"a layer has more than {MAX_WIDTH} units": max(map(max, networks)) > MAX_WIDTH,
         f"the last hidden layer has more than {MAX_LAST} units": max(hidden[-1] for hidden in networks) > MAX_LAST,
-        f"observation and action have {columns} values together, more than {MAX_COLUMNS}": columns > MAX_COLUMNS,
-        "the observation has bytes or categories": observation.dtype != "float32" or bool(observation.categories),
-        "gradients are clipped (algo.max_gradient_norm)": config.max_gradient_norm > 0.0,
-        f"a batch of {config.batch_size} is not a multiple of {BLOCK_M}": config.batch_size % BLOCK_M > 0,
+        **common_limits(task),
         f"an action of {actions} values has more than {MIN_COLUMNS // 2}": 2 * actions > MIN_COLUMNS,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
