@@ -42,15 +42,21 @@ SCHEDULES = (
     "algo.anneal=false",
     "algo.target_kl=0.002",
 )
+FUSED = ("env.lanes=16", "algo.horizon=4", "algo.kernels=fused")
+FUSED_ON_POLICY = (*FUSED, "algo.minibatches=2", "algo.epochs=2")
+FUSED_OFF_POLICY = (*FUSED, "algo.batch_size=16", "algo.learning_starts=64", "algo.replay_capacity=2000")
 C51 = ("algo.critic=c51", "algo.v_min=-200", "algo.v_max=10")
 
 
 class Case(NamedTuple):
-    """A configuration to train: environment, environment steps, overrides."""
+    """A configuration to train: environment, environment steps, overrides. `interpreted`: by fused kernels in Triton's
+    interpreter.
+    """
 
     env: str
     steps: int
     overrides: tuple[str, ...]
+    interpreted: bool = False
 
 
 CASES = {
@@ -88,6 +94,28 @@ CASES = {
     "sac_discrete": Case("cartpole", 1024, (*OFF_POLICY, "algo.name=sac")),
     "td3": Case("pendulum", 1024, (*OFF_POLICY, "algo.name=td3", "algo.normalize_observations=true")),
     "td3_c51": Case("pendulum", 1024, (*OFF_POLICY, "algo.name=td3", *C51)),
+    "ppo_fused": Case("cartpole", 192, (*FUSED_ON_POLICY, "net.hidden=[16,16]"), interpreted=True),
+    "ppo_fused_gaussian": Case(
+        "pendulum",
+        192,
+        (*FUSED_ON_POLICY, "net.hidden=[16]", "net.shared=true", "algo.value_clip=0.2", *NORMALIZED),
+        interpreted=True,
+    ),
+    "pqn_fused": Case(
+        "cartpole",
+        192,
+        (*FUSED_ON_POLICY, "algo.name=pqn", "net.layer_norm=true", "net.hidden=[16]"),
+        interpreted=True,
+    ),
+    "dqn_fused": Case("cartpole", 192, (*FUSED_OFF_POLICY, "algo.name=dqn", "net.hidden=[16]"), interpreted=True),
+    "sac_fused": Case("pendulum", 192, (*FUSED_OFF_POLICY, "algo.name=sac", "net.hidden=[16,16]"), interpreted=True),
+    "td3_fused": Case("pendulum", 192, (*FUSED_OFF_POLICY, "algo.name=td3", "net.hidden=[16,16]"), interpreted=True),
+    "sac_wide_fused": Case(
+        "pendulum",
+        192,
+        (*FUSED_OFF_POLICY, "algo.name=sac", "net.hidden=[16,16]", "net.layer_norm=true"),
+        interpreted=True,
+    ),
 }
 
 
@@ -104,6 +132,11 @@ def train(checkout: Path, case: Case, folder: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "NO_COLOR": "1",
     }
+    if case.interpreted:
+        # Every process mends Triton's interpreter at its start, as the tests do.
+        (folder / "sitecustomize.py").write_text("import interpreter\n\ninterpreter.teach()\n", encoding="utf-8")
+        tests = Path(__file__).resolve().parent.parent / "tests"
+        environment |= {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(map(str, (folder, checkout, tests)))}
     done = subprocess.run(
         [*command, "--runs", str(folder / "runs"), *COMMON, *case.overrides],
         env=environment,
