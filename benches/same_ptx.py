@@ -67,15 +67,15 @@ def work(architecture: int, precision: str) -> None:
             get_current_stream=lambda device=None: 0,
         )
     )
-    CUDABackend.make_cubin = lambda *arguments: b""  # type: ignore[method-assign]
+    CUDABackend.make_cubin = lambda *arguments: b""
 
     # Engines describe their networks with `describe(..., precision)`; on a CPU they would ask for float32.
     def forced(describe: Any) -> Any:
         return lambda network, _precision, *more, **options: describe(network, precision, *more, **options)
 
-    for name, module in list(sys.modules.items()):
-        if name.startswith(("operant.kernels", "operant.algos")) and callable(getattr(module, "describe", None)):
-            module.describe = forced(module.describe)  # type: ignore[attr-defined]
+    for name, loaded in list(sys.modules.items()):
+        if name.startswith(("operant.kernels", "operant.algos")) and callable(getattr(loaded, "describe", None)):
+            loaded.describe = forced(loaded.describe)  # type: ignore[attr-defined]
 
     launches: list[list[str]] = []
     run = triton.runtime.jit.JITFunction.run
@@ -102,9 +102,10 @@ def work(architecture: int, precision: str) -> None:
                 for phase in algo.phases:
                     phase.run()
             answer: Any = launches
-        except Exception as error:
+        except Exception as caught:
+            error: BaseException = caught
             while error.__cause__ is not None:  # Triton's innermost error names the cause
-                error = error.__cause__  # type: ignore[assignment]
+                error = error.__cause__
             answer = f"{type(error).__name__}: {' '.join(str(error).split())[-400:]}"
         print(json.dumps(answer), flush=True)
 
@@ -137,7 +138,7 @@ def difference(before: Any, after: Any, changed: list[str]) -> str | None:
     for side, found in (("before", before), ("after", after)):
         if isinstance(found, str):
             return f"{side}: {found}"
-    changed_launches = {}
+    changed_launches: dict[str, str] = {}
     for k, (first, second) in enumerate(itertools.zip_longest(before, after)):
         if first is None or second is None or (first[1] != second[1] and second[0] not in changed):
             changed_launches.setdefault((first or second)[0], f"launch {k}: {first} became {second}")

@@ -301,8 +301,10 @@ def _gradient(
         grad_out = tl.where((column == SPEC.head_rows)[None, :], grad_value[:, None], grad_out)
     grad_out = tl.where(in_bounds[:, None], grad_out, 0.0)
     grad_log_std = tl.where(in_bounds[:, None], grad_log_std, 0.0)
-    terms = (surrogate, squared, entropy, kl, clipped)  # in the order of `TERMS`, which `PPO_LOSS` checks
+    terms = (surrogate, squared, entropy, kl, clipped)  # in the order of `TERMS`
     tl.static_assert(len(terms) == TERM_COUNT)
+    tl.static_assert((STAT.policy_loss == 0) & (STAT.value_loss == 1) & (STAT.entropy == 2))
+    tl.static_assert((STAT.approx_kl == 3) & (STAT.clip_fraction == 4))
     masked = ()
     for k in tl.static_range(len(terms)):
         masked = masked + (tl.where(in_bounds, terms[k], 0.0),)
@@ -321,8 +323,7 @@ def gradient_value_clipped(out, targets, legal_mask, in_bounds, tower, log_std, 
     return _gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC, True)
 
 
-assert TERMS == ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")  # the order in `_gradient`
-TOWERS = (0, 1, 0, 0, 0)
+TOWERS = tuple(int(name == "value_loss") for name in TERMS)
 """Tower that computes each loss term: 0 the actor, 1 the critic."""
 PPO_LOSS = Loss(load_scalars, load_targets, gradient, TOWERS)
 PPO_LOSS_VALUE_CLIPPED = Loss(load_scalars, load_targets, gradient_value_clipped, TOWERS)

@@ -87,12 +87,12 @@ def gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC:
     value = tl.sum(tl.where(chosen > 0.0, out, 0.0), axis=1)
     error = tl.where(in_bounds, value - returns, 0.0)
     grad_out = error[:, None] * chosen
-    terms = (0.5 * error * error, tl.abs(error), value)  # in the order of `TERMS`, which `Q_LOSS` checks
+    terms = (0.5 * error * error, tl.abs(error), value)  # in the order of `TERMS`
     tl.static_assert(len(terms) == TERM_COUNT)
+    tl.static_assert((STAT.q_loss == 0) & (STAT.td_error == 1) & (STAT.q_mean == 2))
     return grad_out, tl.zeros_like(out), terms
 
 
-assert TERMS == ("q_loss", "td_error", "q_mean")  # the order in `gradient`
 Q_LOSS = Loss(load_scalars, load_targets, gradient, (0,) * len(TERMS))
 
 
