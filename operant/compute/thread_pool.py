@@ -47,8 +47,8 @@ _stop = cache_cpu(njit(nogil=True)(_write_stop), "the last of orders")
 
 
 class KernelThreadPool:
-    """Pool of `threads` threads, including the caller's, that runs one CPU kernel on two bound tuples. Ranges of
-    indices (orders) are submitted during a `session`.
+    """Pool of `threads` threads, including the caller's, that runs one CPU kernel with the arguments `lanes` and
+    `slot`. Ranges of indices (orders) are submitted during a `session`.
     """
 
     def __init__(self, kernel: Kernel, threads: int, lanes: Any, slot: Any) -> None:

@@ -93,7 +93,9 @@ def _not_written(sink: Sink, error: OSError) -> MachineError:
 
 
 def require(what: str, *packages: str) -> None:
-    """Check that the packages that the format `what` needs are installed. Raises MachineError."""
+    """Check that the Python packages that the format `what` (of the option `--to`) needs are installed. Raises
+    MachineError.
+    """
     if missing := [package for package in packages if find_spec(package) is None]:
         raise MachineError(f"--to {what} needs {' and '.join(missing)}: pip install 'operant[track]', or use --to csv")
 

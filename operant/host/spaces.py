@@ -166,7 +166,7 @@ def observation(space: Any) -> Observation:
 
         space = spaces.Dict({key: inner for key, inner in space.spaces.items() if key != MASK})
     if is_picture(space):
-        return _picture(space)
+        return _picture_row(space)
     leaves = list(parts(space))
     if not leaves or not all(_entry_count(part.space) for part in leaves):
         raise UnsupportedSpaceError("it has no entries")
@@ -175,7 +175,7 @@ def observation(space: Any) -> Observation:
         str(part.space.dtype) == "uint8" if choices is None else choices[0].max() <= _CATEGORIES
         for part, choices in zip(leaves, alike, strict=True)
     )
-    return _bytes(leaves, alike) if in_bytes else _floats(leaves, alike)
+    return _byte_row(leaves, alike) if in_bytes else _float_row(leaves, alike)
 
 
 def _entry_count(space: Any) -> int:
@@ -265,7 +265,7 @@ def _entry_name(name: str, shape: tuple[int, ...], k: int) -> str:
 # ROWS
 
 
-def _picture(space: Any) -> Observation:
+def _picture_row(space: Any) -> Observation:
     """Describe the row of a picture: bytes (H, W, C), transposed if its channels come first."""
     declared, read = tuple(space.shape), whole_numbers(Part("observation", (), space))
     turned = channels_first(space.shape)
@@ -283,9 +283,9 @@ def _picture(space: Any) -> Observation:
     return Observation(size, "uint8", 0.0, 255.0, shape, 0, (Field("observation", 0, size),), write)
 
 
-def _bytes(leaves: list[Part], choices: list[Any]) -> Observation:
-    """Describe a row of bytes: categorical features and numeric uint8. `choices` are the numbers and least values of
-    each leaf's categories, or None.
+def _byte_row(leaves: list[Part], choices: list[Any]) -> Observation:
+    """Describe the row of bytes for the leaves of a space: categorical features and numeric uint8. `choices` are the
+    numbers and least values of each leaf's categories, or None.
     """
     categories: list[int] = []
     high: list[float] = []
@@ -311,9 +311,9 @@ def _bytes(leaves: list[Part], choices: list[Any]) -> Observation:
     )
 
 
-def _floats(leaves: list[Part], choices: list[Any]) -> Observation:
-    """Describe a row of float32: categories one-hot, MultiBinary as 0 and 1, other values as they are. `choices` are
-    the numbers and least values of each leaf's categories, or None.
+def _float_row(leaves: list[Part], choices: list[Any]) -> Observation:
+    """Describe the row of float32 for the leaves of a space: categories one-hot, MultiBinary as 0 and 1, other values
+    as they are. `choices` are the numbers and least values of each leaf's categories, or None.
     """
     low: list[float] = []
     high: list[float] = []

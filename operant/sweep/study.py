@@ -121,8 +121,8 @@ class Study(Trials):
         return [trial for trial in self.trials() if trial.state.name == "RUNNING" and is_gone(trial)]
 
     def tell(self, number: int, values: list[float] | None, state: str) -> None:
-        """Record the outcome of trial number `number` in the search engine: "complete" with its values, "pruned" or
-        "fail".
+        """Record the outcome of trial number `number` in the search engine: `state` is "complete" (with the trial's
+        `values`), "pruned" or "fail".
         """
         import optuna
 
@@ -291,7 +291,9 @@ def claim(trial: Any) -> dict[str, Any]:
 
 
 def result(trial: Any) -> dict[str, Any]:
-    """Read the steps, seconds, values of the runs and reason of a trial that has ended; {} before."""
+    """Read what was recorded about a trial that has ended: steps, seconds, values of its runs, and the reason of its
+    end; {} before.
+    """
     attribute = trial.user_attrs.get("result")
     return attribute if isinstance(attribute, dict) else {}
 

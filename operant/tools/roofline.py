@@ -48,7 +48,7 @@ def peak(device: torch.device, precision: str) -> Peak:
 
 
 def best_s(work: Callable[[], object], device: torch.device, repeats: int = 7) -> float:
-    """Time `repeats` calls of `work` after a warm-up; returns the seconds of the fastest."""
+    """Call `work` `repeats` times after a warm-up, and return the duration of the fastest call in seconds."""
     best = math.inf
     for _ in range(repeats + 2):  # two warm-up calls
         if device.type == "cuda":

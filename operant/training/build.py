@@ -28,12 +28,12 @@ def build(
     chosen: Mapping[str, Any] | None = None,
     exchange: Exchange = SOLO,
 ) -> Algorithm:
-    """Build the algorithm of a configuration on its world. Before its first iteration call `start`, or load a
-    checkpoint's tensors into its `state`. Raises ConfigError if the ranks of `exchange` cannot share the lanes.
+    """Build the algorithm of a configuration on its world. With `eager` kernels are launched one by one instead of by
+    CUDA graphs; `chosen` are values that an earlier session selected for keys left open. Before the first iteration
+    call `start`, or load a checkpoint's tensors into `state`. Raises ConfigError if the ranks of `exchange` cannot
+    share the lanes.
 
-    With several ranks in `exchange` the world holds this rank's share of the lanes. `eager` launches kernels one by one
-    instead of replaying CUDA graphs. `chosen` holds values that an earlier session selected for keys the configuration
-    leaves open: see `Algorithm.chosen`.
+    With several ranks in `exchange` the world holds this rank's share of the lanes. `chosen`: see `Algorithm.chosen`.
     """
     settings, changing = _completed(config.algo, chosen), {}
     for key, schedule in config.scheduled.items():

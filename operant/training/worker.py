@@ -43,8 +43,8 @@ _LOG_CELLS = 4000  # longest line of the log
 
 
 def _device_error(error: Exception) -> DeviceError | None:
-    """Convert an error of the GPU, or exhausted memory, to a DeviceError; None for any other. Before torch is imported
-    there can be none.
+    """Convert an error of the GPU, or exhausted memory, to a DeviceError; None for any other error, and before torch is
+    imported.
     """
     return device_error(error) if "torch" in sys.modules else None
 

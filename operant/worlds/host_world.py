@@ -292,8 +292,8 @@ class HostWorld(BufferedWorld):
             self._running = None
 
     def _start(self) -> LaneProcesses:
-        """Start the worker processes and allocate the staging blocks, with a GPU in pinned memory; returns the
-        processes.
+        """Start the worker processes, and allocate the host and device copies of their shared arrays, with a GPU in
+        pinned memory; returns the processes.
         """
         hosting, lanes = self.spec.hosting, [range(part.start, part.stop) for part in self.buffers]
         self._running = steppers = LaneProcesses(
@@ -338,8 +338,8 @@ class HostWorld(BufferedWorld):
         return steppers
 
     def _allocate_staging(self, blocks: dict[str, Tensor]) -> Staging:
-        """Allocate device copies of one buffer's host blocks, given by name with rows (n, ...). On a CPU device the
-        host blocks serve as both.
+        """Allocate device copies of the shared arrays of one buffer (range of lanes), given by name with rows (n, ...).
+        On a CPU device the shared arrays serve as both.
         """
         device_blocks = (
             blocks
