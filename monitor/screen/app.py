@@ -141,7 +141,7 @@ class MonitorApp(App[None]):
         if self.source is None:
             self.call_later(self.action_runs)
         else:
-            self._show(self.source)
+            self._show_run(self.source)
         self.watch_app_focus(True)
         if self._keys_notice:
             self.say(self._keys_notice, alarm=True)
@@ -227,7 +227,7 @@ class MonitorApp(App[None]):
         if self.model is not None:
             self.model = self.model.with_(**changes)
 
-    def _show(self, source: Source) -> None:
+    def _show_run(self, source: Source) -> None:
         """Show the run of `source`, with a new view that keeps only the visible parts and the smoothing."""
         previous = View() if self.model is None else self.model.view
         view = View(
@@ -292,7 +292,7 @@ class MonitorApp(App[None]):
             and self.model.chosen is None
             and self.model.view.maximised is None
         ):
-            self._read(
+            self._open_text(
                 "Traceback" if ending.has_traceback else "Log", dialog_text.traceback(self.model.snapshot), at_end=True
             )
         else:
@@ -345,14 +345,14 @@ class MonitorApp(App[None]):
             readonly=self.model is not None and self.model.readonly,
             width=min(92, max(30, self.size.width - 6)),
         )
-        self._read("Keys", lines, width=96)
+        self._open_text("Keys", lines, width=96)
 
     def action_describe(self) -> None:
         """Open the dialog with the run's description."""
         if self.model is not None:
-            self._read(self.model.snapshot.run.id, dialog_text.description(self.model.snapshot))
+            self._open_text(self.model.snapshot.run.id, dialog_text.description(self.model.snapshot))
 
-    def _read(self, title: str, lines: Sequence[Any], *, width: int = 100, at_end: bool = False) -> None:
+    def _open_text(self, title: str, lines: Sequence[Any], *, width: int = 100, at_end: bool = False) -> None:
         """Open a dialog that shows lines of text, at most `width` cells wide; `at_end`: scrolled to the end."""
         from monitor.screen.screens import TextScreen
 
@@ -383,9 +383,9 @@ class MonitorApp(App[None]):
             if self.source is not None:
                 self.source.close()
             source.set_poll_interval(1 / self._fps)
-            self._show(source)
+            self._show_run(source)
 
-        self._pick("Runs", opened)
+        self._choose_run("Runs", opened)
 
     def action_overlay(self) -> None:
         """Choose a run or group to draw over the shown run's curves, or remove the present overlay."""
@@ -399,9 +399,9 @@ class MonitorApp(App[None]):
             self.overlay = None
             self._update_model(overlay=None)
         else:
-            self._pick("Overlay", opened, overlays=True)
+            self._choose_run("Overlay", opened, overlays=True)
 
-    def _pick(self, title: str, opened: Callable[[Source], None], *, overlays: bool = False) -> None:
+    def _choose_run(self, title: str, opened: Callable[[Source], None], *, overlays: bool = False) -> None:
         """Open the list of runs, with groups if `overlays`, and call `opened` with the source of the chosen one."""
         from monitor.screen.screens import ListScreen
 

@@ -40,20 +40,22 @@ def main() -> None:
             sys.stdout.flush()
         sys.exit(code)
     except OperantError as error:
-        _end(error, error.exit_code)
+        _exit_with(error, error.exit_code)
     except OSError as error:
         if error.errno not in (errno.EPIPE, *_FULL):
             raise
         if error.filename is not None:
-            _end(f"{error.filename} cannot be written ({error.strerror}): free some disk space", MachineError.exit_code)
+            _exit_with(
+                f"{error.filename} cannot be written ({error.strerror}): free some disk space", MachineError.exit_code
+            )
         if error.errno == errno.EPIPE:  # the reader of the output has gone
-            _end(None, 1)
-        _end(f"the output cannot be written ({error.strerror}): free some disk space", MachineError.exit_code)
+            _exit_with(None, 1)
+        _exit_with(f"the output cannot be written ({error.strerror}): free some disk space", MachineError.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def _end(problem: object, code: int) -> NoReturn:
+def _exit_with(problem: object, code: int) -> NoReturn:
     """Print `problem` to stderr (None: nothing), flush the output and end the process with exit code `code`, even if
     the output cannot be written.
     """

@@ -111,17 +111,17 @@ def _watch(group: Group, presses: follow.Presses, *, detach: bool) -> int:
                 say(f"Detached. Still training: operant show {group.id} · stop: operant stop {group.id}")
                 return 0
         if not live:
-            return _end(group, terminal=terminal)
+            return _print_outcome(group, terminal=terminal)
         if presses.wanted > sent:
             sent = presses.wanted
-            _ask(group, sent)
+            _request_stop(group, sent)
         presses.sleep(0.125)
 
 
 _LIVE = ("starting", "running", "paused", "stopping", "stalled", "suspended")
 
 
-def _ask(group: Group, wanted: int) -> None:
+def _request_stop(group: Group, wanted: int) -> None:
     """Ask a group to stop with checkpoints (`wanted` = 1), or kill its runs (2)."""
     if wanted == 1:
         groups.ask_stop(group)
@@ -130,7 +130,7 @@ def _ask(group: Group, wanted: int) -> None:
         groups.kill(group)
 
 
-def _end(group: Group, *, terminal: bool) -> int:
+def _print_outcome(group: Group, *, terminal: bool) -> int:
     """Print the outcome of a group. Returns the exit code of its first unfinished run, 0 if all have finished.
     `terminal`: its table is on the screen already.
     """

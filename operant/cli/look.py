@@ -163,10 +163,10 @@ def list_runs(
         from operant.cli.listing import Listing, draw
 
         listing = Listing(scope, wanted)
-        draw(lambda: _lines(_chosen(listing.rows(), asked, sort), limit, empty), sys.stdout)
+        draw(lambda: _table_lines(_select(listing.rows(), asked, sort), limit, empty), sys.stdout)
         return
     described = (row for row in map(runs.describe, runs.list_runs(*scope)) if not wanted or row["state"] in wanted)
-    rows = _chosen(described, asked, sort)
+    rows = _select(described, asked, sort)
     shown = rows[:limit] if limit else rows
     if as_json:
         print_json(shown)
@@ -179,14 +179,14 @@ def list_runs(
     if not shown:
         say(empty)
         return
-    out(*_lines(shown, 0, empty))
+    out(*_table_lines(shown, 0, empty))
     if not wanted and not any(asked.values()):
         out(*grouped.overview(scope, limit))
     if len(rows) > len(shown):
         say(f"... and {len(rows) - len(shown)} more")
 
 
-def _lines(rows: list[dict[str, Any]], limit: int, empty: str) -> list[str]:
+def _table_lines(rows: list[dict[str, Any]], limit: int, empty: str) -> list[str]:
     """Format descriptions of runs as a table, at most `limit` rows (0: all); the text `empty` without rows."""
     shown = rows[:limit] if limit else rows
     if any(row["tags"] for row in shown):
@@ -194,7 +194,7 @@ def _lines(rows: list[dict[str, Any]], limit: int, empty: str) -> list[str]:
     return table(_HEADS, [_run_row(row) for row in shown], _RIGHT) if shown else [empty]
 
 
-def _chosen(rows: Iterable[dict[str, Any]], asked: Mapping[str, str | None], sort: str) -> list[dict[str, Any]]:
+def _select(rows: Iterable[dict[str, Any]], asked: Mapping[str, str | None], sort: str) -> list[dict[str, Any]]:
     """Filter descriptions of runs by `asked` (tag, env, algo; None: any) and order them by the key `sort`. Runs without
     a value of it come last.
     """

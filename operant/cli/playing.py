@@ -240,7 +240,7 @@ def play(
         stage, buttons, turns=waits, rate=games.rate_of(stage.step_s) if fps is None else fps, title=env.name
     )
     _on_screen(game, stage, largest=size)
-    out(f"{safe(env.name)}  {_games(game.score.returns)}  {game.score.steps:,} steps")
+    out(f"{safe(env.name)}  {_returns_text(game.score.returns)}  {game.score.steps:,} steps")
 
 
 def _on_screen(game: screen.Playable, stage: viewer.Stage, *, largest: int | None = None) -> None:
@@ -331,10 +331,10 @@ def spectate(
     pace = video.pace(stage.step_s, fps, 1 if fps is not None else None, usual_fps=viewer.USUAL_FPS)
     game = viewer.Viewer(stage, player, title=title, episodes=episodes, pace=pace)
     _on_screen(game, stage)
-    out(f"{safe(title, 400)}  {_games(game.result.returns)}  {game.result.steps:,} steps")
+    out(f"{safe(title, 400)}  {_returns_text(game.result.returns)}  {game.result.steps:,} steps")
 
 
-def _games(returns: Sequence[float]) -> str:
+def _returns_text(returns: Sequence[float]) -> str:
     """Format the number of ended episodes and the returns of the last five."""
     if not returns:
         return "no episode ended"

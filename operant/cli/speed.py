@@ -238,15 +238,15 @@ def bench(
 
     from operant.tools import bench as benchmark
 
-    precisions = _words(precision)
+    precisions = _split(precision)
     if unknown := [word for word in precisions if word not in ("bf16", "tf32", "fp32")]:
         raise UsageError(f"--precision is {unknown[0]!r}; it must be bf16, tf32 or fp32")
     found = benchmark.bench(
         device=device or "auto",
         threads=threads,
-        sections=_words(only),
-        lanes=[_number(word) for word in _words(lanes)],
-        sizes=[_size(word) for word in _words(sizes)],
+        sections=_split(only),
+        lanes=[_lane_count(word) for word in _split(lanes)],
+        sizes=[_lanes_and_horizon(word) for word in _split(sizes)],
         precisions=precisions,
         repeats=repeats,
         report=say,
@@ -257,24 +257,24 @@ def bench(
         _print_bench(found)
 
 
-def _words(text: str) -> list[str]:
+def _split(text: str) -> list[str]:
     """Split an option's value at commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _number(word: str) -> int:
+def _lane_count(word: str) -> int:
     """Parse a number of lanes. Raises UsageError."""
     if not word.isdecimal() or not 1 <= int(word) <= 1 << 30:
         raise UsageError(f"{word!r} is not a number of lanes")
     return int(word)
 
 
-def _size(word: str) -> tuple[int, int]:
+def _lanes_and_horizon(word: str) -> tuple[int, int]:
     """Parse `LANESxHORIZON`, such as 2048x16. Raises UsageError."""
     lanes, _, horizon = word.partition("x")
     if not horizon:
         raise UsageError(f"{word!r} is not a size: lanes x horizon, such as 2048x16")
-    return _number(lanes), _number(horizon)
+    return _lane_count(lanes), _lane_count(horizon)
 
 
 def _print_bench(found: Bench) -> None:

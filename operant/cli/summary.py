@@ -36,10 +36,10 @@ def lines(run: Run) -> list[str]:
         ("curve", _curve(run, evaluations)),
         ("checkpoint", _checkpoint(run, described)),
         ("resume", described["resume"]),
-        ("folder", f"{runs.display_path(run.path)}{_since(described)}"),
+        ("folder", f"{runs.display_path(run.path)}{_age_text(described)}"),
         ("tags", " ".join(described["tags"])),
         ("note", described["note"]),
-        ("next", _next(run, described)),
+        ("next", _next_commands(run, described)),
     ]
     return [
         f"{_GLYPHS.get(word, '✖')} {word}  {described['id']}{f'   {cause}' if cause else ''}",
@@ -153,12 +153,12 @@ def _checkpoint(run: Run, described: dict[str, Any]) -> str:
     return f"{kept}; {'a crash would lose' if live else 'lost at the end:'} {age(unsaved_s)} of work"
 
 
-def _since(described: dict[str, Any]) -> str:
+def _age_text(described: dict[str, Any]) -> str:
     """Format the age of the run; "" if unknown."""
     return f", made {age(described['age_s'])} ago" if described["age_s"] is not None else ""
 
 
-def _next(run: Run, described: dict[str, Any]) -> str:
+def _next_commands(run: Run, described: dict[str, Any]) -> str:
     """Format the commands that make sense in the run's state."""
     short, word = run.short, described["state"]
     kept = described["last_checkpoint_step"] is not None or any(run.checkpoints_path.glob("step-*"))

@@ -97,7 +97,7 @@ def rm(
             for one in found
         ]
         say(*(f"{id_}  {count} run{'s' * (count != '1')}, {total}" for id_, count, total in rows))
-        _ask(f"delete {'it' if len(found) == 1 else 'them'} for good?", "deleted")
+        _confirm(f"delete {'it' if len(found) == 1 else 'them'} for good?", "deleted")
     for one in found:
         runs.remove(one) if isinstance(one, runs.Run) else groups.remove(one) if isinstance(
             one, groups.Group
@@ -113,7 +113,7 @@ def _is_begin(name: str, id_: str) -> bool:
     return len(name) < len(id_) and id_.startswith(name) and not id_.endswith(f"-{name}")
 
 
-def _ask(question: str, done: str) -> None:
+def _confirm(question: str, done: str) -> None:
     """Ask the user a yes-no question. Raises UsageError without a terminal, and typer.Exit after a no, with the message
     that nothing was `done` (such as "deleted").
     """
@@ -193,7 +193,7 @@ def restore(
 
     def confirm(question: str) -> None:
         if not yes:
-            _ask(question, "unpacked")
+            _confirm(question, "unpacked")
 
     run = upkeep.restore(path, runs.root(root), confirm)
     out(runs.display_path(run.path))

@@ -17,7 +17,7 @@ KEY: Final = "format"
 NUMBER: Final = 3
 
 
-def take(tables: dict[str, Any], *, recorded: bool) -> str | None:
+def to_current_format(tables: dict[str, Any], *, recorded: bool) -> str | None:
     """Remove the `format` number from the tables of a configuration and convert them in place to the current format.
     Returns None, or an error message for an invalid or later number. `recorded`: Operant wrote the tables, so that a
     missing number means format 1; otherwise the current one.

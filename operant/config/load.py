@@ -135,7 +135,7 @@ def origins_of(raw: RawConfig, *, folder: Path | None = None, trusted: bool = Fa
 
     def source(key: Key) -> str:
         """Return the source of a key's value; for a schedule that of its table."""
-        return raw.words(raw.location(key[:-1])) if _scheduled(config, key) else raw.origin(key)
+        return raw.location_text(raw.location(key[:-1])) if _scheduled(config, key) else raw.origin(key)
 
     return [
         Origin(".".join(key), value, source(key), _description(config, key)) for key, value in flat(_tables(config))
@@ -210,7 +210,7 @@ def check(raw: RawConfig, *, folder: Path | None = None, trusted: bool = False) 
         steps = resolve.value_of(raw, "run", "steps", sections.Run.model_fields["steps"].default)
         evaluated = resolve.value_of(raw, "eval", "every", 1) not in (0, "0")
         changeable = resolve.changeable(raw, environment)
-        scheduled = schedules.take(raw, algorithm.Config, changeable, steps, evaluated=evaluated)
+        scheduled = schedules.extract(raw, algorithm.Config, changeable, steps, evaluated=evaluated)
 
     # [env] first: the observations of an outside environment decide the network's default kind.
     env = _section(raw, "env", models["env"], known)

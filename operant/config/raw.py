@@ -90,9 +90,9 @@ class RawConfig:
         """Return the source of a key's value as text: `FILE:LINE`, `command line` or `default`."""
         if not has(self.data, key):
             return "default"
-        return self.words(self.location(key))
+        return self.location_text(self.location(key))
 
-    def words(self, location: Location) -> str:
+    def location_text(self, location: Location) -> str:
         """Format a source location: `FILE:LINE`, `command line` or `default`."""
         if location[0] == 0:
             return f"{self.title}:{location[1]}"
@@ -111,7 +111,7 @@ class RawConfig:
         keys_help = any(not message.startswith(_SELF_EXPLAINED) for _, message in ordered)
         raise ConfigError(
             source,
-            [f"{self.words(location)}: {message}" for location, message in ordered],
+            [f"{self.location_text(location)}: {message}" for location, message in ordered],
             advice=_ADVICE if keys_help else None,
         )
 
@@ -194,7 +194,7 @@ def _read_file(raw: RawConfig, source: Path) -> None:
     recorded = any((source.parent / name).is_file() for name in _RECORDED.get(source.name, ()))
     for old, new in {**old_names.ALIASES, **(old_names.KEYS if recorded else {})}.items():
         _rename(raw, old, new)
-    if problem := formats.take(raw.data, recorded=recorded):
+    if problem := formats.to_current_format(raw.data, recorded=recorded):
         raw.problem(raw.location((formats.KEY,)), problem)
 
 
@@ -237,7 +237,7 @@ def _drop_target(raw: RawConfig, before: str) -> None:
     after, run, key = _environment(raw), raw.data.get("run"), ("run", "target")
     if not before or after in ("", before) or raw.typed(key) or not isinstance(run, dict) or "target" not in run:
         return
-    target = f"run.target = {quoted(run.pop('target'))} ({raw.words(raw.locations.pop(key, DEFAULT))})"
+    target = f"run.target = {quoted(run.pop('target'))} ({raw.location_text(raw.locations.pop(key, DEFAULT))})"
     raw.notes.append(
         f"{target} is a return of {Path(before).stem}, not of {Path(after).stem}, and is ignored; run.target=N "
         "sets another"

@@ -106,7 +106,7 @@ _COUNT: TypeAdapter[int] = TypeAdapter(Count)
 _REAL: TypeAdapter[float] = TypeAdapter(Real)
 
 
-def take(
+def extract(
     raw: RawConfig, model: type[Section], parameters: Parameters, steps: Any, *, evaluated: bool
 ) -> dict[str, Schedule]:
     """Remove the schedules from `raw` and return them by key (`learning_rate`, `env.params.NAME`). `model`: the

@@ -37,7 +37,7 @@ def check(raw: RawConfig, trusted: bool = False) -> bool:
     doubts = [
         (name, _sweep_doubt(raw.source) if of_sweep else _run_doubt(raw.source, path)) for name, path in _code(raw)
     ]
-    _raise(doubts, raw.source)
+    _raise_untrusted(doubts, raw.source)
     return trusted
 
 
@@ -55,7 +55,7 @@ def check_sweep(
     code += [name for one in searched for name, _ in _code(one, typed_in=raw.source.parent)]
     code += [f"{runs.display_path(path)}, {loads}" for path in pickled if os.path.lexists(path)]
     doubt = _sweep_doubt(raw.source) if code else None
-    _raise([(name, doubt) for name in dict.fromkeys(code)], raw.source)
+    _raise_untrusted([(name, doubt) for name in dict.fromkeys(code)], raw.source)
     return trusted
 
 
@@ -71,7 +71,7 @@ def check_group(
     code = [] if trusted else [name for name, _ in _code(raw, typed_in=directory)]
     code += ["the code of its runs, which group.json declares as trusted"] * (trusting and not trusted)
     doubt = _content_doubt(folder, folder / "group.json", content) if code else None
-    _raise([(name, doubt) for name in code], folder / "group.json")
+    _raise_untrusted([(name, doubt) for name in code], folder / "group.json")
     return trusted
 
 
@@ -80,7 +80,7 @@ def code_files(raw: RawConfig, directory: Path) -> list[Path]:
     return [path for _, path in _code(raw, typed_in=directory) if path is not None]
 
 
-def _raise(doubts: Iterable[tuple[str, str | None]], source: Path) -> None:
+def _raise_untrusted(doubts: Iterable[tuple[str, str | None]], source: Path) -> None:
     """Raise UntrustedError if one of `doubts`, pairs of a name of code and a reason not to trust it or None, has a
     reason. `source`: file that names the code.
     """
@@ -119,13 +119,13 @@ def _run_doubt(source: Path, path: Path | None) -> str | None:
     """
     folder = _marked(source, _is_run)
     if folder is None:
-        return None if _own(source) else "the configuration belongs to another user"
+        return None if _is_own(source) else "the configuration belongs to another user"
     run, real = runs.load(folder), folder / "config.toml" if path is None else Path(os.path.realpath(path))
     if folder not in real.parents:
         return "the file lies outside the run folder"
     name = real.relative_to(folder)
     files = [folder / "run.json", real, *(folder / part for part in name.parents)]
-    if not all(map(_own, files)):
+    if not all(map(_is_own, files)):
         return "the run belongs to another user"
     if (open_to_others := _writable([*files, *folder.parents])) is not None:
         return open_to_others
@@ -159,7 +159,7 @@ def _content_doubt(folder: Path, file: Path, content: bytes) -> str | None:
     """
     folder = Path(os.path.realpath(folder))
     kind = "group" if file.name == "group.json" else "sweep"
-    if not (_own(folder) and _own(file)):
+    if not (_is_own(folder) and _is_own(file)):
         return f"the {kind} belongs to another user"
     if (open_to_others := _writable([file, folder, *folder.parents])) is not None:
         return open_to_others
@@ -187,7 +187,7 @@ def _is_sweep(folder: Path) -> bool:
     return all(os.path.lexists(folder / name) for name in (runs.SWEEP_FILE, "journal.log"))
 
 
-def _own(path: Path) -> bool:
+def _is_own(path: Path) -> bool:
     """Whether a file or folder belongs to this user; False if that is unknown."""
     try:
         return os.stat(path).st_uid == os.geteuid()

@@ -305,7 +305,7 @@ class Inbox:
                 names = self._names(ctl)
                 self._ignored = {name: known for name, known in self._ignored.items() if name in names}
                 requests = sorted(name for name in names if _REQUEST.fullmatch(name) or _WATCH.fullmatch(name))
-                return [request for name in requests if (request := self._take(ctl, name)) is not None]
+                return [request for name in requests if (request := self._read_request(ctl, name)) is not None]
         except OSError as error:
             self._report_once("ctl", f"cannot read requests: {safe(self._path, 400)} ({error.strerror})")
             return []
@@ -338,7 +338,7 @@ class Inbox:
         with os.scandir(folder) as entries:
             return {entry.name for entry in itertools.islice(entries, _MOST_NAMES)}
 
-    def _take(self, ctl: int, name: str) -> Request | None:
+    def _read_request(self, ctl: int, name: str) -> Request | None:
         """Read the request in the file `name` of the open folder `ctl`; None if it was read before, is refused
         (answered here), or is not a request.
         """
@@ -348,7 +348,7 @@ class Inbox:
             if self._ignored.get(name) == signature:
                 return None
             self._ignored[name] = signature  # also if it cannot be moved away
-            request, problem = self._request(name, _read(ctl, name, stats))
+            request, problem = self._parse_request(name, _read(ctl, name, stats))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             self._report_once(name, f"ignored {safe(name)} in {safe(self._path, 400)}: {reason}")
@@ -364,7 +364,7 @@ class Inbox:
             self.settle(request, "refused", problem)
         return None
 
-    def _request(self, name: str, document: Mapping[str, Any]) -> tuple[Request, str]:
+    def _parse_request(self, name: str, document: Mapping[str, Any]) -> tuple[Request, str]:
         """Parse the content of the request file `name`. Returns the request and the reason to refuse it, "" if it is
         valid. Raises ValueError for a document that is not a request.
         """

@@ -288,7 +288,7 @@ def logout_problem(etc: Path = Path("/etc/systemd"), linger: Path = Path("/var/l
 
 def mark_session() -> None:
     """Write the line that separates the output of a run's new worker from earlier ones to the log (stderr)."""
-    _say(session_line())
+    _write_stderr(session_line())
 
 
 def session_line() -> str:
@@ -346,7 +346,7 @@ class _Waiter:
         try:
             self._worker = subprocess.Popen(self._argv, stdin=subprocess.DEVNULL)
         except OSError as error:
-            _say(f"error: cannot start the trainer: {text.safe(self._argv[0])} ({error.strerror})")
+            _write_stderr(f"error: cannot start the trainer: {text.safe(self._argv[0])} ({error.strerror})")
             code = MachineError.exit_code
         else:
             if self._asked:
@@ -355,7 +355,7 @@ class _Waiter:
         try:
             record.write_ending(self._folder, code, None if self._worker is None else self._worker.pid)
         except MachineError as error:
-            _say(f"operant: {error}")
+            _write_stderr(f"operant: {error}")
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """Terminate the worker, as the handler of SIGTERM and SIGINT; if it has not started yet, at its start."""
@@ -395,7 +395,7 @@ def _last_step(folder: Path) -> int | None:
     return None
 
 
-def _say(line: str) -> None:
+def _write_stderr(line: str) -> None:
     """Write a line to stderr, ignoring errors."""
     with contextlib.suppress(OSError):
         os.write(2, f"{line}\n".encode("utf-8", "replace"))
@@ -406,7 +406,7 @@ def main(arguments: Sequence[str]) -> int:
     returns at once; it continues in a forked process.
     """
     if len(arguments) < 3 or arguments[1] != "--":
-        _say("error: usage: python -m operant.runs.launch RUN_DIR -- ARGV...")
+        _write_stderr("error: usage: python -m operant.runs.launch RUN_DIR -- ARGV...")
         return UsageError.exit_code
     folder = Path(arguments[0])
     os.umask(0o077)

@@ -103,14 +103,14 @@ class Tail:
         on, else its last 20 lines.
         """
         texts = [*self.lines, *([self.rest] if self._rest.strip() else [])]
-        begins = _last(texts, (SESSION_MARK,))
+        begins = _last_index(texts, (SESSION_MARK,))
         texts = texts[begins + 1 :] if begins is not None else texts
-        error = _last(texts, ("error: ", "Traceback (most recent call last)"))
+        error = _last_index(texts, ("error: ", "Traceback (most recent call last)"))
         texts = texts[error:] if error is not None else texts[-_LAST_LINES:]
         return tuple(texts[:20] + texts[-_ERROR_LINES + 20 :] if len(texts) > _ERROR_LINES else texts)
 
 
-def _last(texts: Sequence[str], openings: tuple[str, ...]) -> int | None:
+def _last_index(texts: Sequence[str], openings: tuple[str, ...]) -> int | None:
     """Return the index of the last text that begins with one of `openings`; None without one."""
     return next((index for index in range(len(texts) - 1, -1, -1) if texts[index].startswith(openings)), None)
 

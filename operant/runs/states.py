@@ -156,7 +156,7 @@ def _table_state(
             "remote", f"{observation.host or 'another machine'} · last record {_ago(observation.record_age_s)}"
         )
     if not observation.held:
-        return _ended(observation)
+        return _ended_state(observation)
     if status is None:
         return State("starting", observation.phase_text)
     if heartbeat_still_s > _SUSPENDED_S:
@@ -198,7 +198,7 @@ def _stopped_by(observation: Observation, status: Status) -> str | None:
     return f"by {by}" if by else None
 
 
-def _ended(observation: Observation) -> State:
+def _ended_state(observation: Observation) -> State:
     """Derive the state of a run whose lock is free and whose metrics file has no terminal state."""
     if observation.earlier:
         observation = observation._replace(status=None, record=None)
@@ -293,11 +293,11 @@ def observe(run: Run, reader: Reader | None = None) -> Observation:
     )
     try:
         if reader is not None:
-            return _read(look, document, reader)
+            return _with_metrics(look, document, reader)
         if not _exists(run.metrics_path):
             return look
         with Reader(run.metrics_path) as own:
-            return _read(look, document, own)
+            return _with_metrics(look, document, own)
     except BadFileError as error:
         return look._replace(broken=text.safe(error, 400))
 
@@ -311,7 +311,7 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def _read(look: Observation, document: Mapping[str, Any], reader: Reader) -> Observation:
+def _with_metrics(look: Observation, document: Mapping[str, Any], reader: Reader) -> Observation:
     """Add the facts in the metrics file to an observation. `document`: the run's. Raises BadFileError."""
     header, status = reader.header, reader.status()
     # While a resumed worker imports, the metrics file of the earlier session is still there, with its terminal state.

@@ -139,7 +139,7 @@ def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]
 
     header, end = {}, 0
     for name, tensor in tensors.items():
-        kind, begin, end = _kind(tensor), end, end + tensor.nbytes
+        kind, begin, end = _dtype_name(tensor), end, end + tensor.nbytes
         header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -169,9 +169,9 @@ def _load(path: Path, tensors: Mapping[str, torch.Tensor], constants: Mapping[st
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
         for name in sorted({*slices, *tensors}):
             saved = (slices[name].get_dtype(), slices[name].get_shape()) if name in slices else "nothing"
-            expected = (_kind(tensors[name]), list(tensors[name].shape)) if name in tensors else "nothing"
+            expected = (_dtype_name(tensors[name]), list(tensors[name].shape)) if name in tensors else "nothing"
             if saved != expected:
-                return f"for {name} it has {_words(saved)}, this configuration {_words(expected)}"
+                return f"for {name} it has {_dtype_and_shape(saved)}, this configuration {_dtype_and_shape(expected)}"
         for name in (name for name in constants if name in tensors):
             was, value = int(file.get_tensor(name)), int(tensors[name])  # sync: a resume
             if was != value:
@@ -186,11 +186,11 @@ def _load(path: Path, tensors: Mapping[str, torch.Tensor], constants: Mapping[st
     return None
 
 
-def _kind(tensor: torch.Tensor) -> str:
+def _dtype_name(tensor: torch.Tensor) -> str:
     """Return the name of a tensor's dtype in safetensors."""
     return _KINDS[str(tensor.dtype).removeprefix("torch.")]
 
 
-def _words(value: object) -> str:
+def _dtype_and_shape(value: object) -> str:
     """Format dtype and shape of a tensor for a message."""
     return str(value) if isinstance(value, str) else " ".join(map(str, value)) if isinstance(value, tuple) else ""

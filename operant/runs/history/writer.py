@@ -132,13 +132,13 @@ class History:
                 self._sync()
                 self._synced_s = now
             self._keep_quota(now)
-            self._show(0)
+            self._publish_status(0)
         except BadFileError:  # the metrics file is being replaced: retried later
             self._detach()
             self._asked, self._retry_s = flush, now + 1.0
         except OSError as error:
             self._asked, self._retry_s = flush, now + _RETRY_S
-            self._show(error.errno or 1)
+            self._publish_status(error.errno or 1)
         except OperantError:  # the writer is closed, or this process was forked
             self._closing = True
 
@@ -146,7 +146,7 @@ class History:
         """Append new records of the metrics file to the history if enough have come or a second has passed; with
         `flush` at once. `now`: monotonic clock.
         """
-        reader = self._attached(now, look=flush)
+        reader = self._current_reader(now, look=flush)
         if reader is None:
             return
         head = reader.status().head
@@ -171,7 +171,7 @@ class History:
             )
             self._lost, self._told_s = 0, now
 
-    def _attached(self, now: float, *, look: bool) -> Reader | None:
+    def _current_reader(self, now: float, *, look: bool) -> Reader | None:
         """Return the reader of this session's metrics file, opened again if the file was replaced; checked at once with
         `look`, else once a second. Raises BadFileError.
         """
@@ -199,7 +199,7 @@ class History:
         except OSError:
             # The kernel may have dropped the pages of a failed sync: write them again, to a new segment, as far as
             # the ring still has them.
-            self._disk.leave()
+            self._disk.close_segment()
             self._next = self._synced
             raise
         self._synced = self._next
@@ -219,9 +219,9 @@ class History:
             except (OSError, ValueError):  # disk full, or no segment: retried later
                 self._thin_s = now + 12 * _RETRY_S
             self._thinning = None
-            self._disk.count()
+            self._disk.update_total()
 
-    def _show(self, errno: int) -> None:
+    def _publish_status(self, errno: int) -> None:
         """Write size, synced records and `errno` (0: none) of the history to the metrics file, if one has changed."""
         status = (self._disk.total, self._synced, errno)
         if status != self._status:
@@ -294,12 +294,12 @@ class _Disk:
             os.fdatasync(self._descriptor)
             self._dirty = False
 
-    def leave(self) -> None:
+    def close_segment(self) -> None:
         """Close the open segment, so that the next record begins a new one."""
         self.close()
-        self.count()
+        self.update_total()
 
-    def count(self) -> None:
+    def update_total(self) -> None:
         """Update the total size of the closed segments."""
         total = 0
         for _, path in segments.segments(self._folder):
@@ -327,7 +327,7 @@ class _Disk:
 
     def _begin(self, first_n: int) -> None:
         """Begin a new segment whose first record has number `first_n`. Raises OSError."""
-        self.leave()
+        self.close_segment()
         present = segments.segments(self._folder)
         path = segments.segment_path(self._folder, present[-1][0] + 1 if present else 1)
         head = segments.pack_head(self._head._replace(first_n=first_n, realtime_ns=time.time_ns()))

@@ -57,8 +57,8 @@ class Reader:
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
             if getattr(error, "errno", None) == errno.ELOOP:
-                raise self._bad("is a symbolic link; name the file itself") from None
-            raise self._bad(f"cannot be opened ({getattr(error, 'strerror', None) or error})") from None
+                raise self._bad_file_error("is a symbolic link; name the file itself") from None
+            raise self._bad_file_error(f"cannot be opened ({getattr(error, 'strerror', None) or error})") from None
         try:
             self._attach()
         except BaseException:
@@ -72,11 +72,11 @@ class Reader:
         try:
             found = os.fstat(self._descriptor)
         except OSError as error:
-            raise self._bad(f"cannot be read ({error.strerror})") from None
+            raise self._bad_file_error(f"cannot be read ({error.strerror})") from None
         if not stat.S_ISREG(found.st_mode):
-            raise self._bad("is not a regular file")
+            raise self._bad_file_error("is not a regular file")
         if not layout.MINIMUM_SIZE <= found.st_size <= layout.MAXIMUM_SIZE:
-            raise self._bad(
+            raise self._bad_file_error(
                 f"has {found.st_size} bytes: a metrics file has {layout.MINIMUM_SIZE} to {layout.MAXIMUM_SIZE}, so it "
                 "was truncated or is another file"
             )
@@ -106,31 +106,33 @@ class Reader:
         ) = layout.HEADER.unpack_from(head)
         if magic != layout.MAGIC:
             damaged = magic[:4] == layout.MAGIC[:4] or layout.MAGIC[1:4] in magic
-            raise self._bad(
+            raise self._bad_file_error(
                 "was damaged, perhaps by a text-mode transfer"
                 if damaged
                 else "is not a metrics file (wrong first bytes)"
             )
         if mark != layout.BYTE_ORDER_MARK:
-            raise self._bad("has the wrong byte order")
+            raise self._bad_file_error("has the wrong byte order")
         if major != ABI[0]:
-            raise self._bad(
+            raise self._bad_file_error(
                 f"has format {major}.{minor}, and this operant {__version__} reads format {ABI[0]}.x: use the operant "
                 "that wrote it"
             )
         if zlib.crc32(head[:4092]) != struct.unpack_from("<I", head, 4092)[0]:
-            raise self._bad("has a damaged header (its checksum differs)")
+            raise self._bad_file_error("has a damaged header (its checksum differs)")
         if incompat:
-            raise self._bad(
+            raise self._bad_file_error(
                 f"has format {major}.{minor} with features this operant {__version__} (format {ABI[0]}.{ABI[1]}) does "
                 f"not know (bits {incompat:#x}), "
                 f"written by operant {_decode(version)}: update operant"
             )
         if file_size > found.st_size:
-            raise self._bad(f"was truncated: {found.st_size} of {file_size} bytes are left")
+            raise self._bad_file_error(f"was truncated: {found.st_size} of {file_size} bytes are left")
         if section_count > layout.MAXIMUM_SECTIONS or not layout.HEADER_SIZE <= header_size <= file_size:
-            raise self._bad(f"has an impossible header ({section_count} sections, header of {header_size} bytes)")
-        self._take_sections(head, section_count, file_size)
+            raise self._bad_file_error(
+                f"has an impossible header ({section_count} sections, header of {header_size} bytes)"
+            )
+        self._read_sections(head, section_count, file_size)
         self.header = Header(
             (major, minor),
             session,
@@ -150,7 +152,7 @@ class Reader:
             max(0, self._frames.stride - layout.FRAME.size),
         )
 
-    def _take_sections(self, head: bytes, section_count: int, file_size: int) -> None:
+    def _read_sections(self, head: bytes, section_count: int, file_size: int) -> None:
         """Find the first section of each known kind in the header `head`, and check that it lies inside the file.
         Raises BadFileError.
         """
@@ -166,12 +168,12 @@ class Reader:
                     or section.slots * section.stride > section.length
                 )
                 if section.offset % 8 or section.stride % 8 or outside:
-                    raise self._bad(f"has a section of kind {kind} outside the file")
+                    raise self._bad_file_error(f"has a section of kind {kind} outside the file")
                 sections[kind] = section
         if not {layout.STATUS_KIND, layout.SCHEMA_KIND, layout.RING_KIND} <= sections.keys():
-            raise self._bad("lacks its status page, its schema or its ring")
+            raise self._bad_file_error("lacks its status page, its schema or its ring")
         if sections[layout.STATUS_KIND].length < layout.STATUS_WORDS.size:
-            raise self._bad(
+            raise self._bad_file_error(
                 f"has a status page of {sections[layout.STATUS_KIND].length} bytes: at least "
                 f"{layout.STATUS_WORDS.size} are needed"
             )
@@ -181,18 +183,18 @@ class Reader:
             sections[layout.RING_KIND],
         )
         if not (1 <= schema.slots <= layout.MAXIMUM_METRICS and layout.METRIC.size <= schema.stride <= 1024):
-            raise self._bad(f"has an impossible schema ({schema.slots} metrics of {schema.stride} bytes)")
+            raise self._bad_file_error(f"has an impossible schema ({schema.slots} metrics of {schema.stride} bytes)")
         data = self._read(schema.slots * schema.stride, schema.offset)
         if zlib.crc32(data) != schema.crc:
-            raise self._bad("has a damaged schema (its checksum differs)")
+            raise self._bad_file_error("has a damaged schema (its checksum differs)")
         try:
             self.metrics = unpack_schema(data, schema.stride)
         except ValueError as error:
-            raise self._bad(f"has an unreadable schema ({error})") from None
+            raise self._bad_file_error(f"has an unreadable schema ({error})") from None
         self._payload = struct.Struct("<" + "".join(layout.CODES[metric.dtype] for metric in self.metrics))
         self._check_ring("ring of {} records", self._ring)
         if not 64 + 8 * schema.slots <= self._ring.stride <= 64 + 16 * layout.MAXIMUM_METRICS:
-            raise self._bad(
+            raise self._bad_file_error(
                 f"has records of {self._ring.stride} bytes for {schema.slots} metrics: at least "
                 f"{64 + 8 * schema.slots} are needed"
             )
@@ -200,18 +202,22 @@ class Reader:
         if self._events is not _ABSENT:
             self._check_ring("ring of {} events", self._events)
             if not layout.EVENT.size <= self._events.stride <= 4096:
-                raise self._bad(f"has events of {self._events.stride} bytes: at least {layout.EVENT.size} are needed")
+                raise self._bad_file_error(
+                    f"has events of {self._events.stride} bytes: at least {layout.EVENT.size} are needed"
+                )
         self._frames = sections.get(layout.FRAMES_KIND, _ABSENT)
         if self._frames is not _ABSENT and not (
             1 <= self._frames.slots <= 16
             and layout.FRAME.size <= self._frames.stride <= layout.FRAME.size + layout.MAXIMUM_FRAME
         ):
-            raise self._bad(f"has an impossible frame section ({self._frames.slots} of {self._frames.stride} bytes)")
+            raise self._bad_file_error(
+                f"has an impossible frame section ({self._frames.slots} of {self._frames.stride} bytes)"
+            )
 
     def _check_ring(self, what: str, ring: _Section) -> None:
         """Check the number of slots of a ring buffer; `what` names it in the message. Raises BadFileError."""
         if not 2 <= ring.slots <= layout.MAXIMUM_RECORDS or ring.slots & (ring.slots - 1):
-            raise self._bad(
+            raise self._bad_file_error(
                 f"has a {what.format(ring.slots)}: must be a power of two from 2 to {layout.MAXIMUM_RECORDS}"
             )
 
@@ -223,13 +229,13 @@ class Reader:
         state = words[layout.STATE]
         for head, what in ((words[layout.HEAD], "records"), (words[layout.EVENT_HEAD], "events")):
             if head >= 1 << 63:
-                raise self._bad(f"claims {head} {what}")
+                raise self._bad_file_error(f"claims {head} {what}")
         return Status(
             heartbeat_count=words[layout.HEARTBEAT_COUNT],
             heartbeat_boottime_ns=words[layout.HEARTBEAT_TIME],
             main_count=words[layout.MAIN_COUNT],
-            phase=_word(layout.PHASES, words[layout.PHASE], "unknown"),
-            state=_word(layout.STATES, state & 0xFF, "unknown"),
+            phase=_name_of_code(layout.PHASES, words[layout.PHASE], "unknown"),
+            state=_name_of_code(layout.STATES, state & 0xFF, "unknown"),
             reason=state >> 8 & 0xFF,
             exit_code=state >> 16 & 0xFFFF,
             state_count=state >> 32,
@@ -260,8 +266,8 @@ class Reader:
                 if self._shown is not None and n <= self._shown.n:
                     return self._shown
                 data = self._read(ring.stride, ring.offset + (n & (ring.slots - 1)) * ring.stride)
-                if self._valid(n, data):
-                    self._shown = self._record(n, data)
+                if self._is_valid(n, data):
+                    self._shown = self._parse_record(n, data)
                     return self._shown
         return self._shown
 
@@ -269,14 +275,14 @@ class Reader:
         """Return the valid records from number `n` on that the ring buffer still holds, oldest first. Of more than
         `limit` only the newest.
         """
-        return [self._record(number, data) for number, data in self.raw_since(n, limit)]
+        return [self._parse_record(number, data) for number, data in self.raw_since(n, limit)]
 
     def raw_since(self, n: int, limit: int = layout.MAXIMUM_RECORDS) -> Iterator[tuple[int, memoryview]]:
         """Yield (number, bytes) of the valid records from number `n` on, at most the newest `limit`. The bytes are
         `layout.RECORD` and the values.
         """
         for number, data in self._slots(self._ring, n, self.status().head, limit):
-            if self._valid(number, data):
+            if self._is_valid(number, data):
                 yield number, data
 
     def events(self, since: int = 0, limit: int = layout.MAXIMUM_RECORDS) -> list[Event]:
@@ -294,8 +300,8 @@ class Reader:
                         step,
                         boottime,
                         realtime,
-                        _word(layout.LEVELS, level, "info"),
-                        _word(layout.EVENTS, code, "note"),
+                        _name_of_code(layout.LEVELS, level, "info"),
+                        _name_of_code(layout.EVENTS, code, "note"),
                         line,
                     )
                 )
@@ -313,7 +319,7 @@ class Reader:
             ]
             newer = sorted(((n, slot) for slot, n in enumerate(numbers) if n > after), reverse=True)
             for n, slot in newer:
-                frame = self._frame(n, frames.offset + slot * frames.stride)
+                frame = self._read_frame(n, frames.offset + slot * frames.stride)
                 if frame is not None:
                     return frame
             if not newer:
@@ -348,7 +354,7 @@ class Reader:
 
     def _slots(self, ring: _Section, first: int, head: int, limit: int) -> Iterator[tuple[int, memoryview]]:
         """Yield (number, bytes) of the slots of numbers `first` to `head` - 1 that the ring buffer still holds, at most
-        the newest `limit`; not validated (see `_valid`).
+        the newest `limit`; not validated (see `_is_valid`).
         """
         n = max(first, head - ring.slots, head - limit, 0)
         while n < head and ring.slots:
@@ -359,7 +365,7 @@ class Reader:
                 yield n + index, chunk[index * ring.stride : (index + 1) * ring.stride]
             n += count
 
-    def _valid(self, n: int, data: bytes | memoryview) -> bool:
+    def _is_valid(self, n: int, data: bytes | memoryview) -> bool:
         """Whether the bytes of a slot are record `n`, complete and undamaged."""
         seq, crc, byte_count, number, *_ = layout.RECORD.unpack_from(data)
         return bool(
@@ -369,12 +375,12 @@ class Reader:
             and zlib.crc32(memoryview(data)[12:]) == crc
         )
 
-    def _record(self, n: int, data: bytes | memoryview) -> Record:
+    def _parse_record(self, n: int, data: bytes | memoryview) -> Record:
         """Parse the bytes of the slot that holds record number `n`."""
         _, _, _, _, step, boottime, realtime, session, flags, _ = layout.RECORD.unpack_from(data)
         return Record(n, step, boottime, realtime, session, flags, self._payload.unpack_from(data, layout.RECORD.size))
 
-    def _frame(self, n: int, offset: int) -> RawFrame | None:
+    def _read_frame(self, n: int, offset: int) -> RawFrame | None:
         """Read the frame in the slot at byte `offset`; None if it is not number `n` or incomplete."""
         size = layout.FRAME.size
         head = layout.FRAME.unpack(self._read(size, offset))
@@ -391,7 +397,7 @@ class Reader:
         if layout.FRAME.unpack_from(data) != head or zlib.crc32(data[12:]) != crc:
             return None
         return RawFrame(
-            n, step, boottime, lanes, height, width, channels, _word(layout.MODES, mode, ""), bytes(data[size:])
+            n, step, boottime, lanes, height, width, channels, _name_of_code(layout.MODES, mode, ""), bytes(data[size:])
         )
 
     def _read(self, size: int, offset: int) -> bytes:
@@ -399,12 +405,14 @@ class Reader:
         try:
             data = os.pread(self._descriptor, size, offset)
         except OSError as error:
-            raise self._bad("was closed" if self._descriptor < 0 else f"cannot be read ({error.strerror})") from None
+            raise self._bad_file_error(
+                "was closed" if self._descriptor < 0 else f"cannot be read ({error.strerror})"
+            ) from None
         if len(data) != size:
-            raise self._bad(f"was truncated: expected {size} bytes at byte {offset}, got {len(data)}")
+            raise self._bad_file_error(f"was truncated: expected {size} bytes at byte {offset}, got {len(data)}")
         return data
 
-    def _bad(self, what: str) -> BadFileError:
+    def _bad_file_error(self, what: str) -> BadFileError:
         """Return a BadFileError that says `what` is wrong with the file."""
         return BadFileError(f"{text.safe(self.path, 4096)} {what}")
 
@@ -425,7 +433,7 @@ def unpack_schema(data: bytes, stride: int = layout.METRIC.size) -> tuple[Metric
         metrics.append(
             Metric(
                 name,
-                _word(layout.KINDS, kind, "gauge"),
+                _name_of_code(layout.KINDS, kind, "gauge"),
                 _decode(unit),
                 layout.DTYPES[dtype],
                 low,
@@ -433,7 +441,7 @@ def unpack_schema(data: bytes, stride: int = layout.METRIC.size) -> tuple[Metric
                 bool(flags & layout.HIGHER_BETTER),
                 bool(flags & layout.MUST_BE_FINITE),
                 bool(flags & layout.HIDDEN),
-                _word(layout.AXES, axis, "linear"),
+                _name_of_code(layout.AXES, axis, "linear"),
                 group,
             )
         )
@@ -445,6 +453,6 @@ def _decode(raw: bytes) -> str:
     return text.safe(raw.split(b"\0", 1)[0])
 
 
-def _word(words: tuple[str, ...], code: int, otherwise: str) -> str:
+def _name_of_code(words: tuple[str, ...], code: int, otherwise: str) -> str:
     """Return the name of a code; `otherwise` for a code without a name."""
     return words[code] if code < len(words) else otherwise

@@ -73,9 +73,9 @@ class Writer:
         self.path, self.metrics, self.session = Path(path), tuple(metrics), session
         self.capacity, self.event_capacity, self.frame_bytes = capacity, event_capacity, frame_bytes
         self._stride = 64 + 8 * len(metrics)
-        self._layout = _place(len(metrics), capacity, event_capacity, frame_bytes)
+        self._layout = _plan_layout(len(metrics), capacity, event_capacity, frame_bytes)
         self.file_size = self._layout.file_size
-        self._head = _head(
+        self._head = _initial_bytes(
             self._layout, self.metrics, run_uuid, session, version, socket.gethostname() if host is None else host
         )
         self._words: dict[int, int] = {}  # last values on the status page
@@ -403,7 +403,10 @@ def _check(
         problems.append(f"frame_bytes {frame_bytes}: must be 0 to {layout.MAXIMUM_FRAME}")
     if len(run_uuid) != 16 or not 1 <= session < 1 << 32:
         problems.append(f"run_uuid has {len(run_uuid)} bytes and session is {session}: must be 16 bytes, and 1 or more")
-    if not problems and _place(len(metrics), capacity, event_capacity, frame_bytes).file_size > layout.MAXIMUM_SIZE:
+    if (
+        not problems
+        and _plan_layout(len(metrics), capacity, event_capacity, frame_bytes).file_size > layout.MAXIMUM_SIZE
+    ):
         problems.append(f"{len(metrics)} metrics x {capacity} records exceed {layout.MAXIMUM_SIZE} bytes")
     if problems:
         raise ConfigError("the list of metrics", problems)
@@ -420,7 +423,7 @@ class _Layout(NamedTuple):
     table: tuple[tuple[int, int, int, int, int], ...]  # kind, count, offset, length, stride
 
 
-def _place(metrics: int, capacity: int, event_capacity: int, frame_bytes: int) -> _Layout:
+def _plan_layout(metrics: int, capacity: int, event_capacity: int, frame_bytes: int) -> _Layout:
     """Compute the sections' positions in a new metrics file."""
     schema_size, stride = metrics * layout.METRIC.size, 64 + 8 * metrics
     ring = _round_up(layout.SCHEMA_OFFSET + schema_size, 4096)
@@ -439,7 +442,7 @@ def _place(metrics: int, capacity: int, event_capacity: int, frame_bytes: int) -
     return _Layout(ring, events, frames, frame_stride, file_size, tuple(table))
 
 
-def _head(
+def _initial_bytes(
     places: _Layout, metrics: tuple[Metric, ...], run_uuid: bytes, session: int, version: str, host: str
 ) -> bytes:
     """Return the bytes of a new metrics file up to the end of its schema; the rest is zero."""
