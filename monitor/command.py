@@ -75,7 +75,7 @@ def has_terminal() -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Build the parser of the command's arguments."""
+    """Build the argument parser of `operant monitor`."""
     parser = _Parser(
         prog="operant monitor",
         allow_abbrev=False,
@@ -150,7 +150,7 @@ class RunFolders:
         self._listing: RunListing | None = None
 
     def rows(self) -> Sequence[RunRow]:
-        """Return the run list's rows for all runs, newest first."""
+        """Return a row of the run list for every run in scope, newest first."""
         from monitor.data.listing import RunListing
 
         self._listing = self._listing or RunListing(self._scope)

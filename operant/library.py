@@ -67,12 +67,12 @@ class Run:
 
     @property
     def env(self) -> str | None:
-        """Name of the environment; None if unknown."""
+        """Name of the environment that the run trains on; None if unknown."""
         return runs.text_of(self._fresh().document, "env")
 
     @property
     def algo(self) -> str | None:
-        """Name of the algorithm; None if unknown."""
+        """Name of the algorithm that the run uses; None if unknown."""
         return runs.text_of(self._fresh().document, "algo")
 
     @property

@@ -187,7 +187,9 @@ class Styles(NamedTuple):
 
 
 class CellTables(NamedTuple):
-    """Precomputed cells of a plot, indexed by background (0 none, 1 band, 2 the overlay's band) and braille bits."""
+    """Precomputed cells of a plot, indexed by background (0 none, 1 the line's band, 2 the overlay's band) and braille
+    bits.
+    """
 
     styles: Styles
     line: tuple[tuple[Cell, ...], ...]
@@ -198,8 +200,8 @@ class CellTables(NamedTuple):
 
 @functools.lru_cache(64)
 def cell_tables(colour: int, overlay_colour: int) -> CellTables:
-    """Precompute a plot's cells for two colours, given by their index in the palette's series: the line's and the
-    overlay's.
+    """Precompute all cells that a plot can need, for the colours of its line and its overlay. `colour`,
+    `overlay_colour`: indices into the palette's series colours.
     """
     backs = ("", f"band.{colour}", f"band.{overlay_colour}")
     line, overlay, quiet, target = (

@@ -126,7 +126,9 @@ class Curve:
         return self._trend[1]
 
     def _slope(self) -> float | None:
-        """Compute the trend per minute from up to 48 points of the last minute; see `trend_per_min`."""
+        """Compute the metric's slope per minute of wall time from up to 48 points of the last minute, as
+        `trend_per_min` describes; None if there are too few.
+        """
         last = self._levels.last
         if last is None:
             return None

@@ -233,7 +233,9 @@ class _Rule(NamedTuple):
 
 
 class _Verdict(NamedTuple):
-    """Outcome of the health rules for one metric: the rule that fired, if any, and the value that was judged."""
+    """Outcome of the health rules for one metric: the rule that fired, if any, and the value to which the rules were
+    applied.
+    """
 
     spec: MetricSpec
     value: float  # median, or the newest if the rules look at that
@@ -275,8 +277,8 @@ def _apply_rules(spec: MetricSpec, values: Sequence[float], context: HealthConte
 
 
 def _finding(verdict: _Verdict, context: HealthContext, shown: float | None) -> Finding:
-    """Turn a verdict into a finding that quotes `shown`, the displayed value. If that value alone would be judged
-    differently, the title adds the median that was judged.
+    """Turn the outcome of the health rules for a metric into a finding that quotes `shown`, the displayed value. If the
+    rules would decide otherwise about that value, the title adds the median that they were applied to.
     """
     spec, value, fired = verdict.spec, verdict.value, verdict.fired
     format_value = count if spec.kind == "rate" else number

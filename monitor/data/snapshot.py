@@ -301,7 +301,7 @@ class RunCatalog(Protocol):
     """List of the runs that the user can open, and of the groups and runs that can be drawn over them."""
 
     def rows(self) -> Sequence[RunRow]:
-        """Return the rows of all runs, newest first."""
+        """Return a row of the run list for every run, newest first."""
 
     def overlays(self) -> Sequence[RunRow]:
         """Return the rows of everything that can be drawn over a run's curves: groups, then runs."""

@@ -59,7 +59,7 @@ class Sampler:
             self._thread.start()
 
     def close(self) -> None:
-        """End the measuring thread."""
+        """End the thread that measures the machine."""
         self._over.set()
 
     def _sample(self) -> None:

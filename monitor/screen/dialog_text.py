@@ -51,7 +51,7 @@ def help_lines(own: Mapping[str, str], *, readonly: bool = False, width: int = 9
 
 
 def _head(text: str) -> Line:
-    """Return a bold heading line."""
+    """Format `text` as a bold heading line of a dialog."""
     return (Piece(text, "bright", bold=True),)
 
 

@@ -105,7 +105,7 @@ class RunView(Container):
         self.watch_model(self.model)
 
     def on_resize(self) -> None:
-        """Post `Resized`, except for the view's first size."""
+        """Post `Resized` so that the screen is drawn again, except for the view's first size."""
         if self._has_size:
             self.post_message(self.Resized())
         self._has_size = True

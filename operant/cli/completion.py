@@ -54,7 +54,7 @@ def keys(incomplete: str) -> list[str]:
 
 def configurations(incomplete: str) -> list[str]:
     """Complete a configuration: shipped recipes and TOML files that begin with `incomplete`. Recipes' short names are
-    listed only if it is not empty.
+    offered only once a letter is typed.
     """
     names = [*recipes.shipped(), *(recipes.short_names() if incomplete else ())]
     return [*(name for name in names if name.startswith(incomplete)), *_files(incomplete, ".toml")]

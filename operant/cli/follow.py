@@ -243,8 +243,8 @@ class _Viewer:
             self._screen.above(f"replay: {replay}")
 
     def _store_records(self, records: list[tuple[Record, dict[str, float]]]) -> None:
-        """Store the newest metric values and print evaluations above the progress line; of those before this viewer
-        started only the last.
+        """Store the newest metric values of `records` and print their evaluations above the progress line. At the first
+        call only the last evaluation is printed.
         """
         announcements = []
         for record, values in records:

@@ -79,8 +79,9 @@ def _runs_named(name: str, scope: Scope, now: bool) -> list[Run]:
 
 
 class _RunStopper:
-    """Stop of one run: a request, then signals if the trainer does not answer. The constructor sends the request, or
-    prints that the run is not training. Call `advance` until `over`; `problem` is then the error of a stop that failed.
+    """Sequence of steps that stops one run: a request, then signals if the trainer does not answer. The constructor
+    sends the request, or prints that the run is not training. Call `advance` until `over`; `problem` is then the error
+    of a stop that failed.
     """
 
     def __init__(self, run: Run) -> None:
@@ -114,8 +115,8 @@ class _RunStopper:
                 self.over, self.problem = True, error
 
     def advance(self, *, now: bool) -> None:
-        """Check the run's state and take the next step towards its stop that is due: request again, SIGTERM without an
-        answer or after a refusal, with `now` SIGKILL after a few seconds, and give up at last.
+        """Check the run's state and take the next step that is due: request the stop again, send SIGTERM without an
+        answer or after a refusal, with `now` send SIGKILL after a few seconds, or give up and set `problem`.
         """
         from operant import runs
 

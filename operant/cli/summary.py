@@ -103,7 +103,7 @@ def _evaluation(run: Run, described: dict[str, Any], evaluations: Sequence[dict[
 
 
 def _training(described: dict[str, Any]) -> str:
-    """Format the newest mean return and length of training episodes; "" without one."""
+    """Format the newest mean return and length of training episodes from a run's description; "" without a return."""
     if described["return"] is None:
         return ""
     length = f", length {number(described['length'])}" if described["length"] is not None else ""

@@ -134,7 +134,7 @@ def origins_of(raw: RawConfig, *, folder: Path | None = None, trusted: bool = Fa
     config = check(raw, folder=folder, trusted=trusted)
 
     def source(key: Key) -> str:
-        """Return the source of a key's value; for a schedule that of its table."""
+        """Return the source of a key's value; the parts of a schedule have the source of the whole schedule."""
         return raw.location_text(raw.location(key[:-1])) if _scheduled(config, key) else raw.origin(key)
 
     return [

@@ -60,8 +60,8 @@ def name_of(source: Path) -> str:
 
 def find_source(text: str, algorithm: str | None = None) -> Path:
     """Return the absolute path of the configuration file that `text` names: a path, or the name of a shipped recipe,
-    with or without `.toml`. `algorithm`: the requested one, for which the recipe must be. Raises NotFoundError and
-    UsageError.
+    with or without `.toml`. A recipe for another algorithm than `algorithm` (None: any) is an error. Raises
+    NotFoundError and UsageError.
 
     A recipe's name is `algorithm/environment`, or an environment alone, which selects the recipe of `algorithm`
     (default: the environment's default algorithm), else the only recipe of the environment. Raises NotFoundError with

@@ -38,7 +38,7 @@ def schema() -> dict[str, Any]:
 
 
 def _section_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON Schema of a section."""
+    """Return the JSON Schema of a section from its pydantic model."""
     return _with_suffixes(model.model_json_schema())
 
 

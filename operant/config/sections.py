@@ -124,8 +124,8 @@ class Run(Section, use_attribute_docstrings=True):
 
 
 class Environment(Section, use_attribute_docstrings=True):
-    """Section `[env]`: the environment, its number of lanes (copies stepped in parallel), and how an outside one is
-    made.
+    """Section `[env]`: the environment, its number of lanes (copies stepped in parallel), and settings of environments
+    of other libraries.
     """
 
     name: str = Field(recipes.ENVIRONMENT, min_length=1)

@@ -117,7 +117,7 @@ class _Scan:
 
 
 def _plain_key(token: str) -> str:
-    """Return a key without quotes and escapes."""
+    """Return the name that a key's token in TOML stands for, without quotes and escapes."""
     if token[0] == "'":
         return token[1:-1]
     return next(iter(tomli.loads(f"{token} = 0"))) if token[0] == '"' else token

@@ -154,8 +154,8 @@ def _sweep_doubt(source: Path) -> str | None:
 
 
 def _content_doubt(folder: Path, file: Path, content: bytes) -> str | None:
-    """Return the reason not to trust the sweep or group in `folder`; None if it is this user's: the user's index holds
-    the hash of `content`, the text of its `file`.
+    """Return the reason not to trust the sweep or group in `folder`; None if it is this user's. `content`: text of its
+    configuration `file`, whose hash this user's index must hold.
     """
     folder = Path(os.path.realpath(folder))
     kind = "group" if file.name == "group.json" else "sweep"
@@ -183,7 +183,9 @@ def _is_run(folder: Path) -> bool:
 
 
 def _is_sweep(folder: Path) -> bool:
-    """Whether a folder holds a sweep that has begun; sweep.toml alone may be a user's own file."""
+    """Whether a folder is that of a sweep that has begun: it holds sweep.toml, which alone may be a user's own file,
+    and the sweep's journal.
+    """
     return all(os.path.lexists(folder / name) for name in (runs.SWEEP_FILE, "journal.log"))
 
 

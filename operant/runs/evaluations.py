@@ -83,7 +83,9 @@ class Evaluations:
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
-        """Context manager that reports an OSError as a line for the log instead of raising it."""
+        """Context manager for writing the file: an OSError is reported as a line for the log instead of being
+        raised.
+        """
         try:
             yield
         except OSError as error:

@@ -160,7 +160,7 @@ class Follower:
         self._previous = None
 
     def close(self) -> None:
-        """Close the metrics file if it is open."""
+        """Close the run's metrics file if it is open."""
         if self.reader is not None:
             self.reader.close()
             self.reader = None

@@ -89,7 +89,7 @@ class Journal(ABC, Generic[AnyTrial]):
 
     @abstractmethod
     def save_ids(self, trial: AnyTrial) -> None:
-        """Record the changed run ids of a trial."""
+        """Record the run ids of a trial on disk after one has changed."""
 
     @abstractmethod
     def run_ended(self, trial: AnyTrial, index: int, run: Run, code: int) -> None:
@@ -150,7 +150,7 @@ class Scheduler(Generic[AnyTrial]):
     # starting
 
     def _fill(self, *, take_new: bool) -> None:
-        """Give each free worker a waiting run of an open trial; with `take_new` also of a new trial."""
+        """Give each free worker a waiting run of a trial that has begun; with `take_new` also of a new trial."""
         if self._stopping:
             return
         for number, worker in enumerate(self._workers):

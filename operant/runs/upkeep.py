@@ -131,7 +131,7 @@ class _Bounded:
 
 
 def _damaged(path: Path, error: Exception) -> BadFileError:
-    """Return a BadFileError about a damaged archive."""
+    """Return the BadFileError for an archive at `path` that could not be read because of `error`."""
     reason = "nested too deeply" if isinstance(error, RecursionError) else error
     return BadFileError(f"{runs.display_path(path)} is damaged or not an archive of a run ({reason})")
 

@@ -161,7 +161,7 @@ class _ChunkBuilder:
         self._words: list[array[int]] = [array("Q") for _ in range(FIXED + len(metrics))]
 
     def add(self, rows: Iterable[array[int]]) -> None:
-        """Append rows, given as columns of words."""
+        """Append rows to the chunk, given as columns of words."""
         for words, column in zip(self._words, rows, strict=True):
             words.extend(column)
         self.rows = len(self._words[0])

@@ -187,7 +187,7 @@ class History:
         return self._reader
 
     def _detach(self) -> None:
-        """Close the reader of the metrics file."""
+        """Close the reader of the metrics file; the next round opens the file again."""
         if self._reader is not None:
             self._reader.close()
         self._reader = None
@@ -300,7 +300,7 @@ class _Disk:
         self.update_total()
 
     def update_total(self) -> None:
-        """Update the total size of the closed segments."""
+        """Read the sizes of the history's closed segments again, for `total`."""
         total = 0
         for _, path in segments.segments(self._folder):
             with contextlib.suppress(OSError):
@@ -319,7 +319,7 @@ class _Disk:
         return min(candidates)[2] if candidates else None
 
     def close(self) -> None:
-        """Close the file of the open segment."""
+        """Close the file of the history's open segment; errors are ignored."""
         descriptor, self._descriptor, self._path, self._end, self._dirty = self._descriptor, -1, self._folder, 0, False
         if descriptor >= 0:
             with contextlib.suppress(OSError):

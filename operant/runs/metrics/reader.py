@@ -224,7 +224,7 @@ class Reader:
     # reading
 
     def status(self) -> Status:
-        """Read the current status of the trainer."""
+        """Read the trainer's current status (heartbeat, state, counters) from the metrics file."""
         words = layout.STATUS_WORDS.unpack(self._read(layout.STATUS_WORDS.size, self._status))
         state = words[layout.STATE]
         for head, what in ((words[layout.HEAD], "records"), (words[layout.EVENT_HEAD], "events")):
@@ -449,7 +449,7 @@ def unpack_schema(data: bytes, stride: int = layout.METRIC.size) -> tuple[Metric
 
 
 def _decode(raw: bytes) -> str:
-    """Return the printable text before the first NUL."""
+    """Decode a text that ends at the first NUL, made printable."""
     return text.safe(raw.split(b"\0", 1)[0])
 
 
