@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy import float32
+from numpy import float32, int32
 
 from operant.compute.device import device, device_call
 from operant.errors import OperantError
@@ -150,7 +150,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...]) -> Engine:
     )
     constrain = newton(m, lay, hessian, contacts, programs, real)
     forces, find = make("forces", scratch.forces, 2), contacts.find
-    wrenches = _wrenches(m, lay, contacts, real) if "cfrc_ext" in reads else _nothing
+    wrenches = _wrenches(m, lay, contacts, real) if "cfrc_ext" in reads and pairs else _nothing
 
     @device_call
     def dynamics(w, ctrl):
@@ -167,7 +167,9 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...]) -> Engine:
     first, fields, size = loads[0][0], lay.fields, lay.size
     initial = np.zeros(fields, real)
     initial[: m.nq] = m.qpos0
+    # After a step by Runge-Kutta, qacc is the mean acceleration over the step.
     X, nv = lay.at["qacc"], m.nv
+    MEAN = lay.at["dqvel"] if m.opt_integrator == c.RK4 else X
     kept = lay.at.get("read qacc", -1)
 
     @device
@@ -189,7 +191,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...]) -> Engine:
             s[k] = w[first + k]
         if kept >= 0:
             for k in range(nv):
-                w[kept + k] = w[X + k]
+                w[kept + k] = w[MEAN + k]
 
     @device
     def step(s, ctrl, w):
@@ -405,10 +407,12 @@ def _integrator(m: Model, lay: Layout, make: Any, scratch: _Scratch, dynamics: A
     def advance_rk4(w, ctrl):
         numbers = local_array(2, real)
         begin(w)
+        contacts = 0
         for k in range(4):
-            wrenches(w, dynamics(w, ctrl))
+            contacts = dynamics(w, ctrl)
             numbers[0], numbers[1] = table[k, 0], table[k, 1]
             stage(w, numbers)
+        wrenches(w, contacts)
         end(w)
 
     return advance_rk4
@@ -423,4 +427,49 @@ def _wrenches(m: Model, lay: Layout, contacts: Contacts, real: Any) -> Any:
     """Device function (w, contacts) that sums the contact forces on each body as `cfrc_ext`: torque and force about the
     centre of mass of its tree (`mj_rnePostConstraint`).
     """
-    raise OperantError("cfrc_ext is not kept yet")
+    OUT, COM, PLACE = lay.at["read cfrc_ext"], lay.at["com"], lay.at["contact place"]
+    PAIR, D, R = (lay.at[f"contact {name}"] for name in ("pair", "D", "r"))
+    rows, nbody, zero = lay.rows, m.nbody, real(0.0)
+    places, numbers = contacts.places, contacts.numbers
+    body, root = m.geom_bodyid.astype(int32), m.body_rootid.astype(int32)
+
+    @device_call
+    def add(w, k):
+        """Add the force of contact k on its two bodies."""
+        pair, r, d, at = int(w[PAIR + k]), R + k * rows, w[D + k], PLACE + 12 * k
+        dims = places[pair, 5]
+        normal = -d * min(w[r], zero) if dims == 1 else zero
+        t0, t1, t2, f0, f1, f2 = zero, zero, zero, zero, zero, zero
+        for i in range(1, dims):
+            mu = numbers[pair, 1 + i]
+            slip = mu * w[r + i]
+            first, second = -d * min(w[r] + slip, zero), -d * min(w[r] - slip, zero)
+            normal += first + second
+            pull = mu * (first - second)
+            axis = at + 3 + 3 * (i % 3)
+            if i < 3:
+                f0, f1, f2 = f0 + pull * w[axis], f1 + pull * w[axis + 1], f2 + pull * w[axis + 2]
+            else:
+                t0, t1, t2 = t0 + pull * w[axis], t1 + pull * w[axis + 1], t2 + pull * w[axis + 2]
+        f0, f1, f2 = f0 + normal * w[at + 3], f1 + normal * w[at + 4], f2 + normal * w[at + 5]
+        for side in range(2):
+            b = body[places[pair, 2 + side]]
+            if b > 0:
+                com, to = COM + 3 * root[b], OUT + 6 * b
+                x, y, z = w[at] - w[com], w[at + 1] - w[com + 1], w[at + 2] - w[com + 2]
+                sign = real(1.0) if side == 1 else real(-1.0)
+                w[to] += sign * (t0 + y * f2 - z * f1)
+                w[to + 1] += sign * (t1 + z * f0 - x * f2)
+                w[to + 2] += sign * (t2 + x * f1 - y * f0)
+                w[to + 3] += sign * f0
+                w[to + 4] += sign * f1
+                w[to + 5] += sign * f2
+
+    @device_call
+    def wrenches(w, nc):
+        for k in range(6 * nbody):
+            w[OUT + k] = zero
+        for k in range(nc):
+            add(w, k)
+
+    return wrenches

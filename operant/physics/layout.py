@@ -90,8 +90,10 @@ def plan(m: Model, pairs: Sequence[Pair], most: Sequence[int], hessian: Pattern,
     w.take("contact r", room * rows)
     w.take("contact v", room * rows)
     w.take("contact J", room * rows * chain)
-    if "cfrc_ext" in reads:
+    forces_read = "cfrc_ext" in reads
+    if forces_read:
         w.take("contact place", room * 12)
+        w.take("com", 3 * m.nbody)
 
     # What the rows are made of is no longer needed when the solver begins: both use the same place.
     before, solver = Block(w.size), Block(w.size)
@@ -99,7 +101,8 @@ def plan(m: Model, pairs: Sequence[Pair], most: Sequence[int], hessian: Pattern,
     for geom in geoms:
         before.take(f"pose {geom}", 12)
     before.take("cdof", 6 * m.nv if pairs else 0)
-    before.take("com", 3 * m.nbody if pairs else 0)
+    if not forces_read:
+        before.take("com", 3 * m.nbody if pairs else 0)
     before.take("found", 10 * max(most, default=0))
     solver.take("H", len(hessian.places))
     for name in ("grad", "search", "Mv", "Ma"):

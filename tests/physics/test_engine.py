@@ -82,6 +82,43 @@ def test_float32_errs_by_rounding(name):
 
 
 @pytest.mark.slow
+def test_quantities_that_are_read_are_mujocos_after_a_step():
+    """Each lags behind the state as in `mjData`, from the last stage of Runge-Kutta."""
+    import mujoco
+    from numba import njit
+
+    m = mujoco.MjModel.from_xml_path(str(parity.source("ant")))
+    d = mujoco.MjData(m)
+    reads = (
+        *("xpos", "xquat", "xmat", "xipos", "geom_xpos", "geom_xmat", "subtree_com", "cinert", "cvel"),
+        *("qfrc_actuator", "actuator_force", "cfrc_ext", "qacc"),
+    )
+    engine = build(Model.from_mjcf(parity.source("ant")), float64, reads)
+    work, steps, size = engine.work, engine.steps, engine.work_size
+
+    @njit(_nrt=False)
+    def look(s, ctrl, n, out):
+        w = work()
+        steps(s, ctrl, w, n)
+        for k in range(size):
+            out[k] = w[k]
+
+    s, out, touched = np.zeros(engine.fields), np.zeros(size), 0
+    for ctrl in parity.states(m, d, 150, np.random.default_rng(0)):
+        parity.put(engine, s, d)
+        d.ctrl[:] = ctrl
+        look(s, ctrl, 2, out)
+        mujoco.mj_step(m, d, 2)
+        mujoco.mj_rnePostConstraint(m, d)
+        touched += bool(np.abs(d.cfrc_ext).max() > 1.0)
+        for name in reads:
+            there = np.ravel(getattr(d, name))
+            here = out[engine.at(name) : engine.at(name) + there.size]
+            assert here == pytest.approx(there, rel=1e-9, abs=1e-9 * max(1.0, np.abs(there).max())), name
+    assert touched > 20
+
+
+@pytest.mark.slow
 def test_free_motion_keeps_energy_as_mujoco_does():
     import mujoco
 
