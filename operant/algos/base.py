@@ -31,14 +31,16 @@ with the replay.
 
 
 class Phase(NamedTuple):
-    """Part of an iteration, which runs its phases in order. Each uses fixed buffers and never reads back."""
+    """Part of an iteration; an algorithm's phases run in order. A phase uses fixed buffers and copies nothing back to
+    the host, so that it can be a CUDA graph.
+    """
 
     name: str  # its time is the column seconds/NAME of the metrics file
     run: Callable[[], None]
 
 
 class Estimate(NamedTuple):
-    """Cost of an iteration, for the choice of `env.lanes = "auto"` and the roofline of a profile."""
+    """Cost of an iteration: for choosing `env.lanes = "auto"`, and for the roofline of a profile."""
 
     steps: int  # environment steps
     flops: float  # lower bound: products of the networks
@@ -50,7 +52,9 @@ class AlgorithmConfig(Protocol):
     """Keys of `[algo]` except `name`, with their defaults: a `settings.Section` with one more method."""
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Return the problems between these values for `lanes` lanes, as (key, message)."""
+        """Return what is wrong with these values for a run with `lanes` lanes, as (key, message); empty
+        if nothing is.
+        """
 
 
 class Algorithm(Protocol):
@@ -82,8 +86,8 @@ class Algorithm(Protocol):
 
     @classmethod
     def make_actor(cls, spec: Env, config: Any, net: Any, device: torch.device, *, seed: int = 0) -> Actor:
-        """Create the actor (the policy for playing) of the environment `spec` alone, without buffers for training;
-        `seed` initialises its parameters.
+        """Create the actor, the policy for evaluation and play, for the environment `spec`, without buffers for
+        training. Its initial parameters depend on `seed` alone.
         """
 
     @classmethod
@@ -91,11 +95,13 @@ class Algorithm(Protocol):
         """Estimate the cost of an iteration of `lanes` lanes of the environment `spec`, from shapes alone."""
 
     def start(self) -> None:
-        """Reset all lanes before the first iteration. A resumed run copies into `state` instead."""
+        """Reset all lanes before the first iteration of a new run. A resumed run copies tensors into
+        `state` instead.
+        """
 
     def state(self, tier: Tier) -> dict[str, Tensor]:
-        """Return the tensors of a `tier` ("policy", "train" or "all") by name; copy into them to load. Those of
-        "policy" are named `policy/` and the actor's names.
+        """Return the tensors to save in a checkpoint of a `tier` ("policy", "train" or "all"), by name; a load copies
+        into them. The names of tier "policy" are `policy/` and the actor's.
 
         `algo/iteration` (1) int64 counts finished iterations. Schedules count environment steps, `algo/iteration` times
         `steps_per_iteration`; a resume with another horizon sets it to match.
@@ -135,46 +141,51 @@ def metric_specs(
 
 
 def jumps(advice: str) -> tuple[Threshold, ...]:
-    """Warn with `advice` when a metric is ten times the median of its last minute."""
+    """Return thresholds that warn, with `advice`, when a metric is ten times the median of its last minute."""
     return (Threshold("warn", at_least=10.0, relative_to="minute", records=0.0, advice=advice),)
 
 
 def runs_away(advice: str) -> tuple[Threshold, ...]:
-    """Report a mean Q value beyond a million in size as bad, with `advice`."""
+    """Return thresholds that report a mean Q value above 1e6 or below -1e6 as bad, with `advice`."""
     return (Threshold("bad", at_least=1e6, advice=advice), Threshold("bad", below=-1e6, advice=advice))
 
 
 def policy_state(actor: Actor) -> dict[str, Tensor]:
-    """Return the tensors of tier "policy" of a checkpoint, by name."""
+    """Return the actor's tensors by their names in a checkpoint, `policy/` and the actor's name: those of tier
+    "policy".
+    """
     return {f"policy/{name}": tensor for name, tensor in actor.tensors().items()}
 
 
-def replay_metrics(updates: str) -> tuple[Any, Any]:
-    """Declare the metrics of a replay: its fill, and optimizer steps per second. `updates` names the networks that
-    learn.
-    """
-    emptiness = "most of the replay stays empty: a smaller algo.replay_capacity would take less memory"
-    return (
-        metric(
-            "replay_fill",
-            "replay fill",
-            figure="replay fill",
-            order=120,
-            thresholds=(Threshold("warn", below=0.02, after=0.5, advice=emptiness),),
-            explanation="The share of the replay's capacity that is filled; once it is 1 the oldest transitions are "
-            "overwritten. The memory it takes is among the facts about the run.",
+REPLAY_FILL: Any = metric(
+    "replay_fill",
+    "replay fill",
+    figure="replay fill",
+    order=120,
+    thresholds=(
+        Threshold(
+            "warn",
+            below=0.02,
+            after=0.5,
+            advice="most of the replay stays empty: a smaller algo.replay_capacity would take less memory",
         ),
-        metric(
-            "updates_per_second",
-            "updates/s",
-            unit="1/s",
-            higher_better=True,
-            figure="updates/s",
-            order=25,
-            kind="rate",
-            explanation=f"Optimizer steps a second{updates}; 0 until algo.learning_starts environment steps.",
-        ),
-    )
+    ),
+    explanation="The share of the replay's capacity that is filled; once it is 1 the oldest transitions are "
+    "overwritten. The memory it takes is among the facts about the run.",
+)
+"""Default of the field `replay_fill` of an off-policy algorithm's `Stats`."""
+
+UPDATES: Any = metric(
+    "updates_per_second",
+    "updates/s",
+    unit="1/s",
+    higher_better=True,
+    figure="updates/s",
+    order=25,
+    kind="rate",
+    explanation="Optimizer steps a second; 0 until algo.learning_starts environment steps.",
+)
+"""Default of the field `updates`, after `replay_fill`."""
 
 
 class OnPolicy:
@@ -228,7 +239,7 @@ class OnPolicy:
         eager: bool = False,
         exchange: Exchange = SOLO,
     ) -> None:
-        """Create rollout, experience and cycle for `policy`.
+        """Create the rollout of T steps, the experience stored with it, and the cycle of an iteration, for `policy`.
 
         `layout` partitions the rollout of all ranks into minibatches; `decay` is gamma lambda; `epochs` is rounded up;
         `steps` is `run.steps`; `eager`: without CUDA graphs. With an exchange of several ranks `world` holds this
@@ -257,12 +268,14 @@ class OnPolicy:
         self.stats = torch.zeros(len(self.Stats._fields), device=self.device)
 
     def make_experience(self, collector: Collector) -> Experience:
-        """Allocate what the algorithm stores for each sample of a rollout of `collector`."""
+        """Allocate what the algorithm stores for each sample of a rollout of `collector`, to be written
+        by a subclass.
+        """
         raise NotImplementedError
 
     def capture(self, backend: OnPolicyBackend, *, eager: bool) -> None:
-        """Make `backend` act and learn in the two phases, each a CUDA graph unless `eager`; with lanes on the host only
-        the update. Called at the end of a subclass's `__init__`.
+        """Let `backend` act and learn in the phases `collect` and `update`, each a CUDA graph unless `eager`; with
+        lanes on the host only the update. Called at the end of a subclass's `__init__`.
         """
         self.backend, single = backend, backend.single_threaded
         self.chosen, self.bits_by_ranks, self.kernels = backend.chosen, backend.bits_by_ranks, backend.name
@@ -271,7 +284,9 @@ class OnPolicy:
         self.phases: tuple[Phase, ...] = (Phase("collect", self.collect), Phase("update", self.update))
 
     def start(self) -> None:
-        """Reset all lanes before the first iteration. A resumed run copies into `state` instead."""
+        """Reset all lanes before the first iteration of a new run. A resumed run copies tensors into
+        `state` instead.
+        """
         self.collector.start()
         self.backend.start()
 
@@ -280,17 +295,19 @@ class OnPolicy:
         self.backend.collect()
 
     def _update(self) -> None:
-        """Learn from the rollout; its last observation becomes the first of the next."""
+        """Learn from the rollout, then copy its last observation to the beginning of the next."""
         self.backend.learn()
         self.collector.carry_on()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the algorithm's own tensors for a resumed run, by their names in a checkpoint."""
+        """Return what a resumed run needs beyond world, optimizer, collector and backend, by the names in a checkpoint.
+        By default nothing.
+        """
         return {}
 
     def state(self, tier: Tier) -> dict[str, Tensor]:
-        """Return the tensors of a `tier` ("policy", "train" or "all") by name; copy into them to load. With those of
-        "train" a resume is exact.
+        """Return the tensors to save in a checkpoint of a `tier` ("policy", "train" or "all"), by name; a load copies
+        into them. With those of "train" a resume is exact.
         """
         named = policy_state(self.policy)
         if tier == "policy":
@@ -305,29 +322,31 @@ class OnPolicy:
 
 
 class Engine(Protocol):
-    """Fused kernels that act, store and learn in place of an `OffPolicy` algorithm's torch methods."""
+    """Fused kernels that act, store and learn in place of an `OffPolicy` algorithm's own methods, over the same
+    buffers.
+    """
 
     def prepare(self) -> None:
-        """Prepare an iteration, before its first tick (vectorised step)."""
+        """Prepare an iteration, before its first tick (step of all lanes)."""
 
     def act(self, t: int) -> None:
-        """Choose the actions of tick t (vectorised step), random ones while `cycle.warming` is 1."""
+        """Choose the actions of tick t (step of all lanes); they are random while `cycle.warming` is 1."""
 
     def store(self, t: int) -> None:
-        """Store tick t of the iteration in the replay, at the latest with the first update after it."""
+        """Store the transitions of tick t in the replay, at the latest with the first update after it."""
 
     def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch: update `number` of the iteration, after `ticks` stored ticks."""
+        """Learn from one batch: update `number` of the iteration, when `ticks` of its ticks are stored."""
 
     def complete_update(self, ticks: int) -> int:
-        """Complete an update that `act` began, after an environment step that failed. See
-        `operant.data.off_policy.Steps`.
+        """Complete an update that `act` began, after an environment step that failed. Returns the number of completed
+        updates, 0 or 1, see `operant.data.off_policy.Steps`.
         """
 
 
 class OffPolicy:
-    """Base class of algorithms that learn from a replay. One iteration is T ticks (vectorised steps) of act -> step the
-    world -> store -> the updates that are due.
+    """Base class of algorithms that learn from a replay. One iteration is T ticks (steps of all lanes): act, step the
+    world, store its transitions, then the updates that are due.
 
     It touches fixed buffers and never reads back to the host, so on a GPU it is one CUDA graph.
 
@@ -340,7 +359,7 @@ class OffPolicy:
 
     Config: ClassVar[type[Section]]
     Stats: ClassVar[Any]
-    """NamedTuple of metrics: terms of an update, `iteration_stats`, `replay_metrics` and `not_finite`."""
+    """NamedTuple of metrics: terms of an update, `iteration_stats`, replay_fill, updates and not_finite."""
     TERMS: ClassVar[tuple[str, ...]]
     """The first fields of `Stats`: means over the updates of an iteration, which `record` adds up."""
     ACTOR_TERMS: ClassVar[tuple[str, ...]] = ()
@@ -378,7 +397,7 @@ class OffPolicy:
         stored_action: torch.dtype | None = None,
         exchange: Exchange = SOLO,
     ) -> None:
-        """Create the cycle of rollout and replay, and the buffers of the statistics.
+        """Create the cycle, which owns rollout and replay, and the buffers of the statistics.
 
         With an exchange of several ranks `world` holds this rank's lanes. `acting_noise` and `update_noise` are the
         rows of uniform numbers that acting takes per lane and an update per sample; `stored_action` is the type of
@@ -406,8 +425,8 @@ class OffPolicy:
         self._counts = torch.tensor(counts, dtype=torch.float32, device=self.device)
 
     def capture(self, *, eager: bool) -> None:
-        """Make the iteration a phase: a CUDA graph where the world allows it and not `eager`. Called at the end of a
-        subclass's `__init__`.
+        """Make the iteration the phase "train", a CUDA graph unless `eager` or the world cannot be captured. Called at
+        the end of a subclass's `__init__`.
         """
         if self.engine is not None:
             self.kernels = "fused"
@@ -418,51 +437,53 @@ class OffPolicy:
     # TO BE WRITTEN
 
     def act(self, t: int) -> None:
-        """Write the actions of tick t (vectorised step) to `cycle.action[t]` and, as the environment takes them, to
-        `rollout.action[t]`. While `cycle.warming` is 1 they are random.
+        """Write the actions of tick t (step of all lanes) to `cycle.action[t]`, which is stored, and as the environment
+        takes them to `rollout.action[t]`. While `cycle.warming` is 1 they are random.
         """
         raise NotImplementedError
 
     def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch, `cycle.sampler.sample(ticks, number)`; change nothing where `cycle.skip` is 1.
+        """Learn from one batch, `cycle.sampler.sample(ticks, number)`; change nothing while `cycle.skip` is 1.
 
         `ticks` of the iteration are stored; `number` counts the updates of the iteration.
         """
         raise NotImplementedError
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of a checkpoint other than those of actor, world and replay, by their names in the
-        checkpoint.
-        """
+        """Return the tensors to save other than those of actor, world and replay, by their names in a checkpoint."""
         raise NotImplementedError
 
     def parameters(self) -> tuple[Tensor, ...]:
-        """Return the vectors of learned parameters, which are searched for NaN and infinite values."""
+        """Return the vectors of learned parameters. Their NaN and infinite values are counted in every iteration."""
         raise NotImplementedError
 
     def iteration_stats(self) -> tuple[Tensor, ...]:
-        """Return the fields of `Stats` between the terms and `replay_fill`, (1) each."""
+        """Return the values of the fields of `Stats` between the terms and `replay_fill`, (1) each."""
         return ()
 
     def prepare(self) -> None:
-        """Hook: set values that change from iteration to iteration, such as an epsilon."""
+        """Hook before the first tick of an iteration: set values that change between iterations, such as epsilon."""
 
     # AN ITERATION
 
     def start(self) -> None:
-        """Reset all lanes before the first iteration. A resumed run copies into `state` instead."""
+        """Reset all lanes before the first iteration of a new run. A resumed run copies tensors into
+        `state` instead.
+        """
         self.cycle.start()
 
     def store(self, t: int) -> None:
-        """Store tick t of the iteration in the replay."""
+        """Store the transitions of tick t in the replay."""
         self.cycle.replay.store(t)
 
     def complete_update(self, ticks: int) -> int:
-        """Return 0: no update is in progress after acting."""
+        """Return 0, the number of updates completed after a failed environment step: `act` begins none."""
         return 0
 
     def record(self, **terms: Tensor) -> None:
-        """Add the terms of an update, scalars by the names in `TERMS`, to the totals; nothing where `skip` is 1."""
+        """Add the terms of an update, scalars by the names in `TERMS` and in their order, to the iteration's totals;
+        nothing while `skip` is 1.
+        """
         first = self.TERMS.index(next(iter(terms)))
         assert self.TERMS[first : first + len(terms)] == tuple(terms), f"in the order of TERMS: {tuple(terms)}"
         skip = self.cycle.skip
@@ -489,16 +510,16 @@ class OffPolicy:
 
     @torch.no_grad()
     def update_normalizers(self) -> None:
-        """Update the running mean and variance of observations by those of the iteration, if observations are
-        normalized.
+        """Update the running mean and variance of observations by those of the iteration. Does nothing without a
+        normalizer.
         """
         if self.normalizer is not None:
             observations = self.rollout.observation[1:].transpose(0, 1)  # (O, T, N)
             self.normalizer.update(observations, self.cycle.replay.shards, self.exchange)
 
     def state(self, tier: Tier) -> dict[str, Tensor]:
-        """Return the tensors of a `tier` ("policy", "train" or "all") by name; copy into them to load. With those of
-        "all" a resume is exact.
+        """Return the tensors to save in a checkpoint of a `tier` ("policy", "train" or "all"), by name; a load copies
+        into them. With those of "all", which has the replay, a resume is exact.
         """
         named = policy_state(self.actor)
         if tier == "policy":

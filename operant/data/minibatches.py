@@ -44,8 +44,8 @@ cache before the backward pass reads them.
 
 
 class Layout(NamedTuple):
-    """Partition of T steps of N lanes into minibatches, made of blocks (up to 32 neighbouring lanes of one step) and
-    summed in chunks. Made by `layout` or `segments_layout`.
+    """Partition of a rollout of T steps and N lanes into minibatches of blocks (up to 32 neighbouring lanes of one
+    step), and of a minibatch's sums into chunks. Made by `layout` or `segments_layout`.
     """
 
     steps: int  # or segments of a lane
@@ -59,7 +59,7 @@ class Layout(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """Number of blocks in one step of all lanes."""
+        """Number of blocks (up to 32 neighbouring lanes) in one step of all lanes."""
         return self.lanes // self.block
 
     @property
@@ -84,14 +84,14 @@ class Layout(NamedTuple):
 
     @property
     def chunk_blocks(self) -> int:
-        """Number of blocks in a chunk, the part of a minibatch with one row of partial sums. The last chunks of a shard
+        """Number of blocks in a chunk, the part of a minibatch that has its own partial sum. The last chunks of a shard
         may have fewer, or be empty.
         """
         return -(-self.shard_blocks // (self.chunks // self.shards))
 
     def share(self, ranks: int) -> Layout:
-        """Return the layout of one of `ranks` ranks, with its share of the shards. Raises ValueError unless `ranks`
-        divides the number of shards.
+        """Return the layout of one of `ranks` ranks, with an equal share of the lanes and shards. Raises ValueError
+        unless `ranks` divides the number of shards.
         """
         if self.shards % ranks:
             raise ValueError(f"{self.lanes:,} lanes form {self.shards} shards, which {ranks} ranks cannot share")
@@ -106,7 +106,9 @@ class Layout(NamedTuple):
         return sizes * self.shards
 
     def lane_sizes(self) -> list[int]:
-        """Return the sizes of the slices of lanes that a CPU computes in one matrix product each, inside shards."""
+        """Return the sizes of the slices of lanes for which a CPU computes one matrix product each. A slice lies within
+        a shard.
+        """
         lanes = self.lanes // self.shards
         slices = -(-lanes // CPU_CHUNK)
         return [(k + 1) * lanes // slices - k * lanes // slices for k in range(slices)] * self.shards
@@ -118,8 +120,8 @@ def block_lanes(lanes: int) -> int:
 
 
 def layout(steps: int, lanes: int, minibatches: int, chunks: int | None = None) -> Layout:
-    """Return the partition of a rollout: with the most shards, a power of two up to 8, that divide lanes and
-    minibatches evenly. `chunks` is the number of partial sums of a minibatch, by default that of a CPU.
+    """Return the partition of a rollout with the most shards, a power of two up to 8, that divide lanes and minibatches
+    evenly. `chunks` is the number of partial sums of a minibatch; None: the number that suits a CPU.
     """
     block, samples = block_lanes(lanes), steps * lanes // minibatches
     groups, shards = lanes // block, MOST_SHARDS
@@ -131,8 +133,8 @@ def layout(steps: int, lanes: int, minibatches: int, chunks: int | None = None) 
 
 
 def cpu_chunks(samples: int, shards: int) -> int:
-    """Return the number of chunks of a minibatch on a CPU: the fewest with at most 1,024 samples each, whatever the
-    number of threads.
+    """Return the number of chunks of a minibatch on a CPU: the fewest, a multiple of `shards`, with at most 1,024
+    samples each. It does not depend on the number of threads.
     """
     chunks = shards
     while samples > chunks * CPU_CHUNK:
@@ -158,7 +160,7 @@ def segments_layout(steps: int, lanes: int, minibatches: int, length: int, chunk
 def segment_problems(
     steps: int, lanes: int, minibatches: int, length: int | None, chunks: int | None
 ) -> list[tuple[str, str]]:
-    """Return the problems of dividing `steps` steps of `lanes` lanes into minibatches of segments of `length` steps
+    """Return what prevents dividing `steps` steps of `lanes` lanes into minibatches of segments of `length` steps
     (None: `steps`), as (configuration key, message).
     """
     length = length or steps
@@ -181,7 +183,7 @@ def segment_problems(
 
 
 def problems(steps: int, lanes: int, minibatches: int, chunks: int | None) -> list[tuple[str, str]]:
-    """Return the problems of dividing `steps` steps of `lanes` lanes into this number of minibatches and chunks, as
+    """Return what prevents dividing `steps` steps of `lanes` lanes into this number of minibatches and chunks, as
     (configuration key, message).
     """
     block = block_lanes(lanes)
@@ -196,7 +198,7 @@ def problems(steps: int, lanes: int, minibatches: int, chunks: int | None) -> li
 
 
 def _chunk_problems(layout: Layout, chunks: int | None) -> list[tuple[str, str]]:
-    """Return the problems of this number of chunks, as (configuration key, message)."""
+    """Return what is wrong with `chunks` partial sums of a minibatch, as (configuration key, message)."""
     most = layout.shards * layout.shard_blocks
     if chunks is not None and (chunks & (chunks - 1) or not layout.shards <= chunks <= most):
         most = 1 << (most.bit_length() - 1)
@@ -206,13 +208,13 @@ def _chunk_problems(layout: Layout, chunks: int | None) -> list[tuple[str, str]]
 
 
 class Minibatches:
-    """Order of the blocks of a rollout in the minibatches of all epochs, reshuffled every iteration, and the gathering
+    """Random order of a rollout's blocks in the minibatches of all epochs, drawn for every iteration, and the gathering
     of their samples.
     """
 
     def __init__(self, cut: Layout, epochs: int, seed: int, iteration: Tensor, rank: int = 0) -> None:
-        """Allocate the order of `epochs` epochs on the device of `iteration` (1) int64, the counter that keys each
-        shuffle together with `seed`. `cut` is the layout of rank `rank`.
+        """Allocate the order of `epochs` epochs on the device of `iteration` (1) int64, the count of iterations, which
+        keys the random numbers together with `seed`. `cut` is the layout of rank `rank`.
         """
         self.layout, device = cut, iteration.device
         # (E, M): block t N / block + n / block, minibatch after minibatch
@@ -222,12 +224,12 @@ class Minibatches:
         self._order = bind(Order(self.order, cut.groups, cut.shards, cut.minibatches, rank * cut.shards))
 
     def shuffle(self) -> None:
-        """Draw the order of all epochs of this iteration."""
+        """Draw a random order of the blocks for every epoch of this iteration, in place."""
         self._fill(self.order.numel(), self._clock, self._order)
 
     def gather(self, buffer: Tensor, blocks: Tensor) -> Tensor:
-        """Gather the samples of the blocks (lanes of one step) numbered `blocks` (m), in order: (T, N) -> (m block),
-        (T, R, N) -> (R, m block).
+        """Gather the samples of blocks (up to 32 neighbouring lanes of one step) from a buffer of the rollout: (T, N)
+        to (m block), (T, R, N) to (R, m block). `blocks` (m) are the blocks' numbers, in the order of the result.
         """
         T, groups, block = self.layout.steps, self.layout.groups, self.layout.block
         if buffer.ndim == 2:
@@ -238,8 +240,8 @@ class Minibatches:
         ].flatten(1)
 
     def gather_segments(self, buffer: Tensor, blocks: Tensor) -> Tensor:
-        """Gather the segments of the blocks (lanes of a segment) numbered `blocks` (m), in order: (T, N) -> (L, m
-        block), (T, R, N) -> (R, L, m block).
+        """Gather segments (L steps of up to 32 neighbouring lanes) from a buffer of the rollout: (T, N) to (L, m
+        block), (T, R, N) to (R, L, m block). `blocks` (m) are the segments' numbers, in the order of the result.
         """
         cut = self.layout
         if buffer.ndim == 2:
@@ -250,8 +252,8 @@ class Minibatches:
         return segments.permute(2, 1, 0, 3).flatten(2)
 
     def gather_pictures(self, buffer: Tensor, blocks: Tensor) -> Tensor:
-        """Gather the pictures of the blocks (lanes of one step) numbered `blocks` (m), in order: (T, R, N), each
-        picture contiguous in memory -> (R, m block).
+        """Gather the pictures of blocks (up to 32 neighbouring lanes of one step) from a buffer (T, R, N) in which each
+        picture is contiguous, to (R, m block). `blocks` (m) are the blocks' numbers, in the order of the result.
         """
         pictures = buffer.transpose(1, 2).reshape(self.layout.blocks, self.layout.block, -1)
         return pictures.index_select(0, blocks).flatten(0, 1).t()
@@ -270,7 +272,9 @@ _LOW_32 = 0xFFFFFFFF
 
 
 class Order(NamedTuple):
-    """Order of the blocks: one row per epoch, minibatch after minibatch, within a minibatch shard after shard."""
+    """Output of the shuffle: for each epoch a permutation of the blocks, minibatch after minibatch, within a minibatch
+    shard after shard.
+    """
 
     order: Any  # (E, M) int32, written: each row a permutation of the blocks 0 ... M - 1
     groups: int  # blocks of a step, a multiple of the shards
@@ -281,7 +285,7 @@ class Order(NamedTuple):
 
 @device
 def order_body(i, clock, out, offset):
-    """Write the block number at position i of the order of all epochs. The permutation of a shard is keyed by (seed,
+    """Write the block number at position i of all epochs' orders, a permutation within each shard, keyed by (seed,
     iteration, epoch, shard).
     """
     size, shards = out.order.shape[1], out.shards
@@ -323,8 +327,8 @@ def _with_lane(key, word):
 
 @device
 def _permuted_by_rank(key, epoch, value, size):
-    """Return the rank of element `value` among `size` random 64-bit keys, ties by index. All permutations are equally
-    likely, except for a tie once in 2^53.
+    """Return element `value` of a random permutation of `size`: the rank of random 64-bit key `value` among `size`
+    keys, ties by index. All permutations are equally likely, except for a tie once in 2^53.
     """
     own = rng.block(_with_lane(key, value // 2), epoch * _ROUNDS)
     key_of_value = _word64(own, value % 2)

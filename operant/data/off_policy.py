@@ -76,19 +76,21 @@ class OffPolicyConfig(Section):
 
     def trial(self) -> Self:
         """Return a copy of this configuration for measuring memory on a CPU: torch kernels, a replay in device memory,
-        and only as many updates as allocate differently.
+        and the fewest updates that allocate everything.
         """
         updates = min(self.updates_per_step, getattr(self, "actor_delay", 1) / self.horizon)
         return self.model_copy(update={"kernels": "torch", "replay_place": "device", "updates_per_step": updates})
 
     def completed(self, steps: int) -> Self:
-        """Return a copy of this configuration with `priority_steps` set, by default to the run's `steps`."""
+        """Return a copy of this configuration in which `priority_steps`, if needed and not set, is the
+        run's `steps`.
+        """
         return self.model_copy(
             update={"priority_steps": self.priority_steps or steps} if self.replay_sampling == "prioritised" else {}
         )
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Return the problems between these values for `lanes` lanes, as (key, message)."""
+        """Return what is wrong with these values for a run with `lanes` lanes, as (key, message)."""
         found = []
         updates = self.horizon * self.updates_per_step
         if abs(updates - round(updates)) > 1e-6 or updates < 0.5:
@@ -116,13 +118,11 @@ class OffPolicyConfig(Section):
         return found
 
     def shards(self, lanes: int) -> int:
-        """Number of shards (aligned ranges) of the lanes; a batch takes equally many transitions from each."""
+        """Return the number of shards (equal ranges) of the lanes; a batch takes equally many transitions from each."""
         return shard_count(lanes, self.batch_size)
 
     def unshared(self) -> str | None:
-        """Return the reason why several ranks cannot share the lanes, as a sentence about a key, or None if
-        they can.
-        """
+        """Return why several ranks cannot share the lanes, as a sentence about a key, or None if they can."""
         if self.replay_sampling == "prioritised":
             return 'algo.replay_sampling = "prioritised" has priorities of one rank only (use "uniform")'
         return (
@@ -132,7 +132,7 @@ class OffPolicyConfig(Section):
         )
 
     def share(self, ranks: int) -> Self:
-        """Return the configuration of one of `ranks` ranks: its part of the replay and of each batch."""
+        """Return the configuration of one of `ranks` ranks, with its part of the replay and of each batch."""
         counted = {"batch_size": self.batch_size // ranks, "replay_capacity": self.replay_capacity // ranks}
         return (
             self
@@ -146,7 +146,7 @@ class OffPolicyConfig(Section):
         return round(self.horizon * self.updates_per_step)
 
     def due(self, t: int) -> range:
-        """Return the numbers, counted within the iteration, of the updates that follow step t of the iteration."""
+        """Return the numbers, within the iteration, of the updates that follow step t."""
         return range(t * self.updates // self.horizon, (t + 1) * self.updates // self.horizon)
 
 
@@ -162,7 +162,7 @@ class DelayedActorConfig(OffPolicyConfig):
     )
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Return the problems between these values for `lanes` lanes, as (key, message)."""
+        """Return what is wrong with these values for a run with `lanes` lanes, as (key, message)."""
         found = super().problems(lanes)
         if not found and self.updates % self.actor_delay:
             found.append(
@@ -185,7 +185,8 @@ class DelayedActorConfig(OffPolicyConfig):
 
 
 class Cycle:
-    """Collector and replay of a world, and one iteration over both: act, step, store, and the updates that are due.
+    """Collector and replay of a world, and one iteration with them: act, step the world, store, and the updates that
+    are due.
 
     Its decisions, `warming` (act randomly: the replay has too few transitions) and `skip` (change no parameter), are
     made once an iteration and stay on the device.
@@ -246,7 +247,7 @@ class Cycle:
         )  # 1 while the replay holds too few transitions: updates change nothing
 
     def single_threaded(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Return `work`, restricted to one thread on a CPU with small batches.
+        """Return `work`, on a CPU with small batches restricted to one thread.
 
         Torch's threads would synchronise in each of many small products, which takes longer than the products.
         """
@@ -258,8 +259,9 @@ class Cycle:
         self.collector.start()
 
     def run(self, steps: Steps) -> None:
-        """Run one iteration: T ticks (vectorised steps) and their updates, by the methods of `steps`. If the
-        environment raises, the stored ticks and the updates so far are counted, so that a checkpoint can be saved.
+        """Run one iteration: T ticks (steps of all lanes) and their updates, by the methods of `steps`. If the
+        environment raises EnvironmentFailedError, what was stored and learned so far is counted, so that a checkpoint
+        can be saved.
         """
         config, replay = self.config, self.replay
         if isinstance(self.sampler, Prioritised):
@@ -290,9 +292,7 @@ class Cycle:
         self.iteration.add_(1)
 
     def state(self, *, replay: bool) -> dict[str, Tensor]:
-        """Return the tensors of a checkpoint by the names they have there; `replay` includes the contents of the
-        replay.
-        """
+        """Return the tensors to save in a checkpoint, by name; with `replay` also the contents of the replay."""
         named = {"iteration": self.iteration, "updates": self.replay.ring.updates, **self.collector.tensors()}
         stored = {**self.replay.tensors(), **self.sampler.tensors()} if replay else {}
         held = {f"replay/{name}": tensor for name, tensor in stored.items()}

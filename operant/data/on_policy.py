@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 class Experience:
-    """Per-sample rows (log-probabilities, advantages, ...) of a rollout in one flat buffer, `samples`: rows of T N
-    numbers, then the values V, (T + 1) N.
+    """Numbers of each sample that an algorithm adds to a rollout (log-probabilities, advantages, ...), in one flat
+    buffer, `samples`: rows of T N numbers, then the values V, (T + 1) N.
 
     A kernel that gathers a sample reads its numbers at one stride.
     """
@@ -42,8 +42,9 @@ class Experience:
     value: Tensor  # (T + 1, N), V of the observation before each step, and of the last one
 
     def __init__(self, collector: Collector, rows: type[Any], raw: Tensor | None = None) -> None:
-        """Allocate the rows that the NamedTuple `rows` declares, in its order; the last is `value`. `raw` (T, A, N)
-        holds actions as they were sampled; by default they are the environment's actions.
+        """Allocate the rows that the NamedTuple `rows` declares, in its order, as attributes: (T, N) each, the last,
+        `value`, (T + 1, N). `raw` (T, A, N) holds actions as they were sampled; by default they are the environment's
+        actions.
         """
         T, N, device = collector.steps, collector.world.count, collector.world.device
         names: tuple[str, ...] = rows._fields
@@ -74,7 +75,9 @@ class Buffers(NamedTuple):
 
 
 class OnPolicyCycle:
-    """Arithmetic of an iteration around the gradient: advantages, order of minibatches, learning rate, counter."""
+    """State and arithmetic of an iteration outside the gradient: advantages, order of minibatches, learning rate,
+    counter.
+    """
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class OnPolicyCycle:
 
     @property
     def shards(self) -> int:
-        """Number of shards (aligned ranges) of this rank's lanes."""
+        """Number of shards (equal ranges) of this rank's lanes."""
         return self.minibatches.layout.shards
 
     def estimate_advantages(self) -> None:
@@ -125,14 +128,18 @@ class OnPolicyCycle:
         self.advantages()
 
     def explained_variance(self, residual: Tensor, *, cut: bool = False) -> Tensor:
-        """Return 1 - Var(residual) / Var(returns), for the residual (T, N) of the returns; `cut`: see `statistics`."""
+        """Return 1 - Var(residual) / Var(returns) over all samples, for the residual (T, N): returns minus values.
+        `cut`: by shards, see `statistics`.
+        """
         targets = torch.stack([self.experience.returns, residual])
         variance, unexplained = statistics(targets, self.shards, self.exchange, cut=cut).variance[:, 0].float()
         explained: Tensor = 1.0 - unexplained / variance.clamp_min(1e-12)
         return explained
 
     def anneal(self) -> None:
-        """Set the learning rate on the device to that of this iteration: a linear decay to 0 if `anneal` is set."""
+        """Set the learning rate on the device to that of this iteration: with `anneal` a linear decay to 0, else no
+        change.
+        """
         if self.anneal_iterations is not None:
             remaining = 1.0 - self.iteration.float() / self.anneal_iterations
             self.learning_rate.copy_((self.config.learning_rate * remaining.clamp_min(0.0))[0])
@@ -150,8 +157,8 @@ class OnPolicyAlgorithm(Protocol):
 
 
 class OnPolicyBackend:
-    """Base class of backends (torch, manual backward on a CPU, fused kernels): how to act on a rollout and to learn
-    from it.
+    """Base class of the ways to act on a rollout and to learn from it: torch, manual backward pass on a CPU, fused
+    kernels.
 
     A torch backend writes `act`, `bootstrap`, `estimate_advantages`, `gather`, `loss` and `update`, and overrides the
     hooks that it needs. All backends of an algorithm work on the same buffers, with the same noise and the same order
@@ -176,7 +183,7 @@ class OnPolicyBackend:
     """Reason why the last bits depend on the number of ranks, as a clause; None: they do not."""
 
     def __init__(self, algo: OnPolicyAlgorithm) -> None:
-        """Take policy, rollout and optimizer from `algo`, which creates its backend last."""
+        """Take policy, rollout, cycle and optimizer from `algo`, which creates its backend last."""
         self.config, self.policy, self.collector, self.cycle = algo.config, algo.policy, algo.collector, algo.cycle
         self.experience, self.optimizer, self.stats = algo.cycle.experience, algo.optimizer, algo.stats
         self.exchange, self.device = algo.cycle.exchange, algo.collector.world.device
@@ -208,7 +215,7 @@ class OnPolicyBackend:
 
     def bootstrap(self) -> None:
         """Write V of the observation after the last step, and V of the true final observation of every truncated
-        episode.
+        episode, to the experience.
         """
         raise NotImplementedError
 
@@ -217,8 +224,8 @@ class OnPolicyBackend:
         raise NotImplementedError
 
     def gather(self, blocks: Tensor) -> Any:
-        """Gather the samples of the blocks numbered `blocks` (m), in this order. The result has a method
-        `split(sizes)`.
+        """Gather the samples of blocks (up to 32 neighbouring lanes of one step) with the numbers `blocks` (m), as a
+        batch with a method `split(sizes)`.
         """
         raise NotImplementedError
 
@@ -233,27 +240,29 @@ class OnPolicyBackend:
     # HOOKS
 
     def start(self) -> None:
-        """Hook: prepare the backend for new episodes in all lanes."""
+        """Hook when all lanes begin new episodes: prepare the backend."""
 
     def prepare(self) -> None:
-        """Hook: load the policy's parameters and normalizer, before a rollout and before its update."""
+        """Hook before a rollout, and before its update: load the policy's parameters and normalizer."""
 
     def after(self, t: int) -> None:
-        """Hook: process the outcome of step t, for instance the ends of episodes."""
+        """Hook after the world took step t: process its outcome, for instance the ends of episodes."""
 
     def update_normalizers(self) -> None:
-        """Update the running mean and variance of observations by those of the rollout."""
+        """Update the running mean and variance of observations by those of the rollout. Does nothing without a
+        normalizer.
+        """
         if self.policy.normalizer is not None:
             observation = self.cycle.rollout.observation[:-1].transpose(0, 1)  # (O, T, N)
             with torch.no_grad():
                 self.policy.normalizer.update(observation, self.cycle.shards, self.exchange)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the backend's own tensors for a resumed run, by their names in a checkpoint."""
+        """Return the backend's own tensors to save in a checkpoint, by name. By default none."""
         return {}
 
     def single_threaded(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Return `work`, run with as many of torch's threads as the backend uses; by default all."""
+        """Return `work`, restricted to as many of torch's threads as the backend uses. By default `work` itself."""
         return work
 
     def with_rollout(self, policy: Any, collector: Collector, experience: Experience) -> Self:
@@ -267,16 +276,18 @@ class OnPolicyBackend:
     # MINIBATCHES
 
     def batches(self, order: Tensor) -> Iterator[Any]:
-        """Yield the minibatches of an epoch, given its order of blocks (M), the block numbers."""
+        """Yield the minibatches of an epoch, given its random `order` of the rollout's blocks, (M) block numbers."""
         for blocks in order.chunk(self.config.minibatches):
             yield self.gather(blocks)
 
     def gather_rows(self, buffer: Tensor, blocks: Tensor) -> Tensor:
-        """Gather the samples of blocks (m) from a buffer of the rollout: (T, N) -> (B), (T, R, N) -> (R, B)."""
+        """Gather the samples of blocks with the numbers `blocks` (m) from a buffer of the rollout: (T, N) to (B), (T,
+        R, N) to (R, B).
+        """
         return self.cycle.minibatches.gather(buffer, blocks)
 
     def gather_observations(self, blocks: Tensor) -> Tensor:
-        """Gather the observations of blocks (m) from the rollout, (O, B)."""
+        """Gather the observations of blocks with the numbers `blocks` (m) from the rollout, (O, B)."""
         observation, minibatches = self.collector.rollout.observation[:-1], self.cycle.minibatches
         if self.policy.env.pixels:
             return minibatches.gather_pictures(observation, blocks)
@@ -311,8 +322,8 @@ class OnPolicyBackend:
         return total
 
     def _gradient_in_chunks(self, batch: Any) -> Tensor:
-        """Write the gradient as the sum over the layout's chunks in a fixed binary tree, over all ranks; return the
-        loss's terms (E).
+        """Write the gradient of a minibatch as the sum over its chunks, of all ranks, in a fixed binary tree; return
+        the loss's terms (E).
         """
         layout, flat = self.cycle.minibatches.layout, self.policy.flat
         sizes, length = layout.chunk_sizes(), len(flat.gradient)
@@ -338,8 +349,8 @@ class OnPolicyBackend:
     def by_shards(
         self, forward: Callable[..., tuple[Tensor, Tensor]], observation: Tensor, legal: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Apply `forward` to each shard of the lanes alone and join its outputs, (H, N) and (N), for observations
-        (O, N) and legal actions (H, N), None: all.
+        """Apply `forward` to each shard of the lanes separately, for observations (O, N) and legal actions (H, N; None:
+        all). Returns its outputs for all lanes, (H, N) and (N).
         """
         shards = self.cycle.shards
         legal_parts = [None] * shards if legal is None else legal.chunk(shards, dim=-1)

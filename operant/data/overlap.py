@@ -20,8 +20,9 @@ MOST_GRAPHS = 8192
 
 
 class Overlap:
-    """Collection of a rollout, in the bound `slots` of its T steps, that overlaps acting on one buffer of lanes with
-    the stepping of others. On a CPU the order of work is the same, without streams.
+    """Collection of a rollout whose lanes the host steps, in buffers of lanes: the GPU acts on one buffer while the
+    host steps another. `slots` are bound to the rollout's T steps. On a CPU the order of work is the same, without
+    streams.
     """
 
     def __init__(self, world: BufferedWorld, slots: Sequence[Slot], *, eager: bool = False) -> None:
@@ -50,7 +51,7 @@ class Overlap:
         self._join()
 
     def _step_in_any_order(self, act: Callable[[int, slice], None]) -> None:
-        """Step all buffers, in the order in which the host finishes them and their actions arrive."""
+        """Step all buffers T times, each as soon as its actions have arrived and the host is free."""
         world, done = self._world, [0] * len(self._world.buffers)
         acting, stepping = set(range(len(done))), set[int]()
         while acting or stepping:
@@ -71,7 +72,7 @@ class Overlap:
 
     @torch.no_grad()
     def _step_in_turn(self, act: Callable[[int, slice], None]) -> None:
-        """Step all buffers in turn: the host begins a step of each, and finishes it `late` buffers later."""
+        """Step all buffers T times in turn: the host begins a step of each, and finishes it `late` buffers later."""
         world, T, B, late = self._world, len(self._slots), len(self._world.buffers), self._world.late
         for k in range(B):
             with self._stream(k):
@@ -90,8 +91,8 @@ class Overlap:
                         self._launch(act, t + 1, k)
 
     def _act_on_buffer(self, act: Callable[[int, slice], None], t: int, k: int) -> None:
-        """Receive the outcome of step t - 1 of buffer k (a group of lanes), then act on it and send the actions of step
-        t to the host.
+        """Receive the outcome of step t - 1 of buffer k (a group of lanes), act on it, and send the actions of step t
+        to the host.
         """
         world, slots = self._world, self._slots
         if t > 0:

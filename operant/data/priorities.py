@@ -34,42 +34,42 @@ _SMALLEST_ERROR = 1e-6  # added to every error, so that a transition without err
 
 
 class Sampler(Protocol):
-    """Way to draw batches from a replay: uniform or prioritised. Call `store` for each tick after the replay stored it;
-    for each update call `sample`, then `set_priorities`.
+    """Protocol of drawing batches from a replay: uniform or prioritised. Call `store` for each tick (step of all lanes)
+    after the replay stored it, and for each update `sample`, then `set_priorities`.
     """
 
     def store(self, t: int) -> None:
-        """Set the first priorities of tick t (vectorised step) of the iteration, which the replay has stored."""
+        """Set the first priorities of the transitions of tick t of the iteration, which the replay has stored."""
 
     def sample(self, ticks: int, update: int) -> tuple[Batch, Tensor | None]:
-        """Draw the batch of update number `update` of the iteration, after `ticks` of its ticks are stored. Returns the
+        """Draw a batch for update number `update` of the iteration, when `ticks` of its ticks are stored. Returns the
         batch and the samples' weights in the loss (B), or None if all are 1.
         """
 
     def set_priorities(self, error: Tensor, skip: Tensor) -> None:
         """Set the priorities of the last batch from its errors (B), |TD error| or cross-entropy. Changes nothing where
-        `skip`, a scalar, is 1.
+        `skip`, a scalar on the device, is 1.
         """
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that a checkpoint with the replay must hold, by name."""
+        """Return the tensors to save in a checkpoint that has the replay, by name."""
 
 
 class Uniform:
-    """Uniform sampling, which the replay does itself: no priorities, no weights."""
+    """Uniform sampling, a `Sampler` without priorities and weights: the replay draws the transitions."""
 
     def __init__(self, replay: Replay) -> None:
         self.replay = replay
 
     def store(self, t: int) -> None:
-        """Ignore tick t: uniform sampling has no priorities."""
+        """Do nothing for tick t: uniform sampling has no priorities."""
 
     def sample(self, ticks: int, update: int) -> tuple[Batch, Tensor | None]:
-        """Draw the batch of an update uniformly, see `Sampler.sample`. Returns None for the weights."""
+        """Draw a batch uniformly, arguments as for `Sampler.sample`. Returns it, and None for the weights."""
         return self.replay.sample(ticks, update), None
 
     def set_priorities(self, error: Tensor, skip: Tensor) -> None:
-        """Ignore `error` (B) and `skip`, the flag of a skipped update: uniform sampling has no priorities."""
+        """Do nothing with `error` (B) and `skip`: uniform sampling has no priorities."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return {}: nothing to save."""
@@ -77,10 +77,12 @@ class Uniform:
 
 
 class Prioritised:
-    """Prioritised sampling from a replay. `importance` is beta, the exponent of the weights, a scalar on the device."""
+    """Prioritised sampling, a `Sampler`. `importance` is beta, the exponent of the importance-sampling weights, a
+    scalar on the device.
+    """
 
     def __init__(self, replay: Replay, exponent: float) -> None:
-        """`exponent` is alpha, the exponent of the priorities."""
+        """Allocate priorities for all transitions of `replay`. `exponent` is alpha, the exponent of the priorities."""
         self.replay, self._exponent, device = replay, exponent, replay.world.device
         C, N, S, B = replay.ticks_stored, replay.world.count, replay.shards, len(replay.index)
         r, M = block_shape(C, N // S)
@@ -101,14 +103,14 @@ class Prioritised:
         )
 
     def store(self, t: int) -> None:
-        """Set the priority of tick t of the iteration to 0, and that of tick t - n, whose n-step return is now
+        """Set the priorities of tick t of the iteration to 0, and those of tick t - n, whose n-step returns are now
         complete, to the largest so far.
         """
         self._mark(self.replay.world.count, self._sampling, self._priorities, t)
 
     def sample(self, ticks: int, update: int) -> tuple[Batch, Tensor | None]:
-        """Draw the batch of an update, see `Sampler.sample`. Returns the batch and the samples' weights (B), the
-        largest of which is 1.
+        """Draw a batch by priority, arguments as for `Sampler.sample`. Returns it and the samples' weights (B), of
+        which the largest is 1.
         """
         torch.sum(self.value.view(self._shape), dim=(1, 3), out=self.sums)
         self._sample(len(self.probability), self._sampling, self._priorities, ticks << TICK_BIT | update)
@@ -116,14 +118,16 @@ class Prioritised:
         return self.replay.gather(ticks), weight / weight.amax()
 
     def set_priorities(self, error: Tensor, skip: Tensor) -> None:
-        """Set the priorities of the last batch from its errors (B); no change where `skip` is 1."""
+        """Set the priorities of the last batch from its errors (B): (error + 1e-6)^alpha. Changes nothing where `skip`
+        is 1.
+        """
         torch.add(error, _SMALLEST_ERROR, out=self._new).pow_(self._exponent)
         self._skip.copy_(skip)
         self.largest.copy_(torch.where(skip > 0, self.largest, torch.maximum(self.largest, self._new.amax())))
         self._write(len(self._new), self._sampling, self._priorities)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that a checkpoint with the replay must hold, by name.
+        """Return the tensors to save in a checkpoint that has the replay, by name.
 
         `n_step` is constant: the newest n ticks have priority 0.
         """
@@ -147,7 +151,7 @@ _DRAW = 1024  # the draw of a sample's own random numbers: those of `Replay.samp
 
 
 class Sampling(NamedTuple):
-    """Indices of a batch and the replay ring's counters and sizes: tensors outside the kernels, arrays inside."""
+    """Indices of a batch, and the replay's counters and sizes, as kernels take them."""
 
     indices: Any  # (B) int32, written: row of the ring x N + lane
     ticks: Any  # (1) int64, ticks stored when the iteration began
@@ -161,8 +165,8 @@ class Sampling(NamedTuple):
 
 
 class Priorities(NamedTuple):
-    """Priorities of the replay's transitions, their prefix sums, and the errors of a batch: tensors outside the
-    kernels, arrays inside.
+    """Priorities of the replay's transitions, their prefix sums, and the new priorities of a batch, as kernels take
+    them.
     """
 
     value: Any  # (M r, N) float32: those of rows 0 ... C - 1; 0 where nothing can be sampled
@@ -176,7 +180,7 @@ class Priorities(NamedTuple):
 
 @device
 def _uniform_pair(k, sampling, offset):
-    """Return two uniform numbers of sample k, its shard, and its number within the shard.
+    """Return two uniform random numbers of sample k, its shard, and its number within the shard.
 
     They are keyed like the samples of `Replay.sample`.
     """
@@ -197,14 +201,14 @@ def _uniform_pair(k, sampling, offset):
 
 @device
 def _ticks_to_sample(sampling, offset):
-    """Return the number of ticks that can be sampled, at least 1."""
+    """Return the number of ticks whose transitions can be sampled, at least 1."""
     stored = min(sampling.ticks[0] + (int64(offset) >> TICK_BIT), int64(sampling.rows))
     return max(stored - sampling.n_step, int64(1))
 
 
 @device
 def mark_tick_body(lane, sampling, priorities, offset):
-    """Set `lane`'s priority in tick `offset` of the iteration to 0, and in the tick n before it to the largest so far.
+    """Set `lane`'s priority in tick `offset` of the iteration to 0, and n ticks earlier to the largest so far.
 
     The newest tick overwrote the oldest and has no n-step return yet; the tick n before it now has one.
     """

@@ -57,7 +57,7 @@ the others can learn meanwhile. And threads that gather the remaining transition
 
 
 class Batch(NamedTuple):
-    """Buffers of B sampled transitions; the next `Replay.sample` overwrites them."""
+    """B sampled transitions, in fixed buffers that the next `Replay.sample` overwrites."""
 
     observation: Tensor  # (O, B)
     action: Tensor  # (A, B)
@@ -72,8 +72,8 @@ class Batch(NamedTuple):
 
 
 def shard_count(lanes: int, batch: int) -> int:
-    """Return the number of shards that a batch samples equally: the largest power of two up to 8 that divides lanes and
-    batch.
+    """Return the number of shards (equal ranges of the lanes) from which a batch takes equally many samples: the
+    largest power of two up to 8 that divides lanes and batch.
     """
     shards = MOST_SHARDS
     while lanes % shards or batch % shards:
@@ -82,8 +82,8 @@ def shard_count(lanes: int, batch: int) -> int:
 
 
 class Replay:
-    """Replay buffer: a ring of ticks (vectorised steps), stored from the rollout of an iteration, and the buffers of
-    one batch.
+    """Replay buffer: a ring of ticks (steps of all lanes), which are copied from the rollout of an iteration, and the
+    buffers of one batch.
 
     In an iteration call `store` for each tick t after the world wrote it, `sample` for each update, and `advance` once
     at the end.
@@ -207,8 +207,8 @@ class Replay:
         return BatchBuffers(tensors, index, next_index, bind(sample), bind(rows, where), copies)
 
     def _bind_store(self) -> None:
-        """Bind the store kernel to its target: the replay's ring on the device, or a staging tick and the ring in host
-        memory.
+        """Prepare the store kernel: it writes into the replay's ring, or, with observations in host memory, into one
+        staging tick that a second kernel moves there.
         """
         ring, where = self.ring, self.world.device
         self._stored = self._ring
@@ -241,7 +241,7 @@ class Replay:
         )
 
     def _bind(self) -> None:
-        """Bind all kernels to the replay's ring and to the buffers of the batch."""
+        """Prepare the kernels with the replay's ring and the rollout."""
         ring, rollout, where = self.ring, self.rollout, self.world.device
         N, O = self.world.count, rollout.observation.shape[1]
         self._store, self._store_legal = (
@@ -269,18 +269,16 @@ class Replay:
 
     @property
     def bytes(self) -> int:
-        """Size of the replay's ring in bytes, on device and host together."""
+        """Size of the replay's ring in bytes, in device and host memory together."""
         return sum(value.numel() * value.element_size() for value in self.ring if isinstance(value, Tensor))
 
     def fill(self, t: int) -> Tensor:
-        """Return the number of stored transitions after t ticks of the iteration, (1) int64 on the device."""
+        """Return the number of stored transitions when t ticks of the iteration are stored, (1) int64 on the device."""
         transitions: Tensor = (self.ring.ticks + t) * self.world.count
         return transitions.clamp_max(self.capacity)
 
     def store(self, t: int) -> None:
-        """Store tick t (vectorised step) of the iteration in the replay's ring, as the world wrote it into
-        the rollout.
-        """
+        """Copy tick t (step of all lanes) of the iteration from the rollout into the replay's ring."""
         self._store(self._pieces, self._source, self._stored, t)
         if self.on_host:
             self._move(self._words, self._staged, self._host, t)
@@ -288,22 +286,22 @@ class Replay:
             self._store_legal(self.world.count, self._source, self._ring, t)
 
     def sample(self, ticks: int, update: int) -> Batch:
-        """Draw the batch of update number `update` of the iteration, after `ticks` of its ticks are stored."""
+        """Draw a batch uniformly for update number `update` of the iteration, when `ticks` of its ticks are stored."""
         if self._prefetched is not None:
             return self._prefetched.batch(update, ticks, self.draw)
         self.draw(ticks, update)
         return self.gather(ticks)
 
     def draw(self, ticks: int, update: int, buffers: BatchBuffers | None = None) -> None:
-        """Draw the transitions `index` (B) and the noise of a batch into `buffers`, by default the replay's own.
-        Arguments as for `sample`.
+        """Draw the indices of a batch's transitions (B) and its noise into `buffers`, by default the replay's own,
+        without copying the transitions. `ticks` and `update` as for `sample`.
         """
         buffers = buffers or self._first
         self._draw(len(buffers.index), self._ring, buffers.sample, self._offset(ticks, update))
 
     def gather(self, ticks: int, buffers: BatchBuffers | None = None) -> Batch:
-        """Return the transitions at `index` (B), which the caller may have written (but not the noise), after `ticks`
-        stored ticks of the iteration.
+        """Return the transitions whose indices are in `buffers`, by default the replay's own `index` (B), when `ticks`
+        ticks of the iteration are stored. The caller may have written the indices.
         """
         buffers = buffers or self._first
         self.compute_returns(ticks, buffers)
@@ -311,20 +309,22 @@ class Replay:
         return self.gather_legal(buffers)
 
     def compute_returns(self, ticks: int, buffers: BatchBuffers) -> None:
-        """Write n-step returns of the drawn transitions, and the rows of their next observations in the replay's ring,
-        to `buffers`.
+        """Write the drawn transitions' n-step returns, and the ring's rows of their next observations, to `buffers`,
+        when `ticks` ticks of the iteration are stored.
         """
         self._returns(len(buffers.index), self._ring, buffers.sample, self._offset(ticks, 0))
 
     def gather_legal(self, buffers: BatchBuffers) -> Batch:
-        """Return the batch in `buffers` with its legal actions."""
+        """Copy the legal actions of the drawn transitions to `buffers`, if the environment has any.
+        Returns the batch.
+        """
         if self.ring.legal is not None:
             self._legal(len(buffers.index), buffers.rows, buffers.rows)
         return buffers.batch
 
     def prefetch(self, stored: Sequence[int], *, sampling: bool = True) -> Prefetch | None:
-        """Gather batches from host memory one update early from now on. Returns None if the replay's ring is on the
-        device.
+        """From now on gather batches from host memory one update early. Returns the prefetcher, or None if observations
+        are in device memory.
 
         `stored` (U) are the ticks stored before each update of an iteration. Without `sampling` only the caller takes
         batches from the result; `sample` does not.
@@ -339,13 +339,13 @@ class Replay:
         return ticks << TICK_BIT | update
 
     def advance(self, ticks: int, updates: int) -> None:
-        """Count the ticks and updates of a finished iteration, on the device."""
+        """Count `ticks` stored ticks and `updates` updates of a finished iteration, on the device."""
         self.ring.ticks.add_(ticks)
         self.ring.updates.add_(updates)
 
     def cut(self, observation: Tensor) -> None:
-        """Truncate the running episodes of all lanes at the last tick, because the lanes are reset. `observation` (O,
-        N) are their final observations.
+        """Truncate the running episodes of all lanes at the last stored tick, since the lanes are about to be reset.
+        `observation` (O, N) are their final observations.
 
         Only for a world whose lanes may be truncated in every tick, such as an outside environment: where ticks share a
         row of the side buffer, the cut would overwrite a final observation that is still in use.
@@ -361,7 +361,7 @@ class Replay:
         ring.truncated[row] |= under_way
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of a checkpoint with replay, by name; `ring.updates` is in every checkpoint.
+        """Return the tensors to save in a checkpoint that has the replay, by name.
 
         `window`, the ticks that share a row of final observations, is constant: those rows depend on it.
         """
@@ -374,7 +374,7 @@ class Replay:
 
 
 class BatchBuffers(NamedTuple):
-    """Buffers of a batch: the tensors, and the same as kernels take them."""
+    """Buffers of a batch: as tensors, and bound for kernels."""
 
     batch: Batch
     index: Any  # (B) int32; a Tensor, but tuples have a method of this name
@@ -385,8 +385,8 @@ class BatchBuffers(NamedTuple):
 
 
 class Prefetch:
-    """Batches from host memory, gathered one update early: while the GPU learns from one, a few of its multiprocessors
-    read the next over the bus.
+    """Gathering of batches from host memory one update early: while the GPU learns from one, a few of its
+    multiprocessors read the next over the bus.
 
     Transitions of ticks that are not stored yet are gathered once they are. Batches are the same to the bit.
     """
@@ -404,7 +404,8 @@ class Prefetch:
         )
 
     def batch(self, update: int, settled: int, draw: Callable[[int, int, BatchBuffers], object]) -> Batch:
-        """Return the batch of an update, in one of two alternating buffers, and begin to gather the next one.
+        """Return the batch of update number `update` of the iteration, in one of two alternating buffers, and begin to
+        gather the next.
 
         `settled` ticks of the iteration are stored completely. `draw(ticks, update, buffers)` draws samples.
         """
@@ -423,8 +424,8 @@ class Prefetch:
         return buffers.batch
 
     def _begin(self, update: int, settled: int, draw: Callable[[int, int, BatchBuffers], object]) -> None:
-        """Gather the transitions of update number `update` whose ticks are stored (the first `settled`), concurrently
-        with later work of the current stream.
+        """Begin to gather the batch of update number `update`, on the side stream: the samples whose transitions lie
+        within the first `settled` ticks of the iteration. `batch` gathers the others.
         """
         buffers, ticks, current = self.buffers[update % 2], self._stored[update], self._current()
         self._begun, self._settled = update, settled
@@ -452,15 +453,13 @@ def padded(observation: int, dtype: torch.dtype) -> int:
 
 
 def ring_ticks(capacity: int, lanes: int, n_step: int) -> int:
-    """Return C, the number of ticks (steps of all lanes) in a ring of `capacity` transitions, at least those of one
-    n-step sample.
-    """
+    """Return the number of ticks (steps of all lanes) in a ring for `capacity` transitions, at least n_step + 1."""
     return max(capacity // lanes, n_step + 1)
 
 
 def _on_host(place: Place, needed: int, device: torch.device) -> bool:
-    """Whether observations of `needed` bytes are stored in host memory rather than the GPU's, by `place` and free
-    memory. Raises MachineError if host memory does not suffice.
+    """Whether the replay's observations, `needed` bytes, are stored in host memory rather than the GPU's, given `place`
+    and the free memory. Raises MachineError if host memory does not suffice.
     """
     on_gpu = device.type == "cuda"
     on_host = place == "host" or (

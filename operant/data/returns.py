@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 class Trace(NamedTuple):
-    """Buffers of the advantage kernel: rewards, values and ends of episodes; advantages and returns are written."""
+    """Buffers of the advantage kernel: it reads rewards, values and ends of episodes, and writes advantages and
+    returns.
+    """
 
     reward: Any  # (T, N) float32
     value: Any  # (T + 1, N) float32, V of the observation before each step, and of the last one
@@ -41,8 +43,8 @@ class Discount(NamedTuple):
 
 @device
 def _step_of(trace, t, i):
-    """Load the numbers of step max(t, 0) of lane i. It is called four steps ahead, so that a GPU's thread does not wait
-    for each load.
+    """Load reward, values and flags of step max(t, 0) of lane i. Callers load four steps ahead, so that a GPU's thread
+    does not wait for each load.
     """
     t = max(t, 0)
     return (
@@ -56,8 +58,8 @@ def _step_of(trace, t, i):
 
 @device
 def advantage_body(i, discount, trace, offset):
-    """Write advantages and returns of lane i, backward in time: delta_t = r_t + gamma V(s_{t+1}) - V(s_t); A_t =
-    delta_t + gamma lambda A_{t+1}, cut where an episode ends.
+    """Write advantages and returns of lane i, backward in time: delta_t = r_t + gamma V(s_{t+1}) - V(s_t), A_t =
+    delta_t + gamma lambda A_{t+1}, R_t = A_t + V(s_t), cut where an episode ends.
     """
     last = trace.reward.shape[0] - 1
     following, next_value = float32(0.0), trace.value[last + 1, i]
@@ -118,7 +120,9 @@ class Advantages:
 
 
 class Accrual(NamedTuple):
-    """Buffers of the accrual kernel: discounted returns, accrued forward, whose standard deviation scales rewards."""
+    """Buffers of the accrual kernel: it reads rewards and ends of episodes, and writes discounted returns accrued
+    forward in time.
+    """
 
     reward: Any  # (T, N) float32
     terminated: Any  # (T, N) uint8
@@ -129,15 +133,15 @@ class Accrual(NamedTuple):
 
 @device
 def _reward_of(accrual, t, i):
-    """Load lane i's reward of step t, at most the last, and whether an episode ended with it."""
+    """Load lane i's reward of step min(t, T - 1), and whether an episode ended with that step."""
     t = min(t, accrual.reward.shape[0] - 1)
     return accrual.reward[t, i], (accrual.terminated[t, i] | accrual.truncated[t, i]) != 0
 
 
 @device
 def accrual_body(i, discount, accrual, offset):
-    """Accrue the returns of lane i forward: g <- gamma g + r_t, 0 after the end of an episode (as VecNormalize of
-    OpenAI Baselines).
+    """Accrue the discounted return of lane i forward in time: g <- gamma g + r_t, 0 after the end of an episode (as
+    VecNormalize of OpenAI Baselines).
     """
     accrued = accrual.carried[i]
     first, second, third, fourth = (
@@ -157,8 +161,8 @@ def accrual_body(i, discount, accrual, offset):
 
 
 class AccruedReturns:
-    """Discounted returns (T, N) accrued forward in time, across rollouts: g <- gamma g + r_t, 0 after an
-    episode's end.
+    """Discounted returns (T, N) accrued forward in time, across rollouts: g <- gamma g + r_t, 0 after an episode's end.
+    Their standard deviation scales rewards.
     """
 
     def __init__(self, reward: torch.Tensor, terminated: torch.Tensor, truncated: torch.Tensor, gamma: float) -> None:
@@ -167,7 +171,7 @@ class AccruedReturns:
         self._bound = bind(Accrual(reward, terminated, truncated, self.carried, self._accrued))
 
     def __call__(self) -> torch.Tensor:
-        """Return the returns of the current rollout, (T, N), overwritten by the next call. Call exactly once per
+        """Return the returns of the current rollout, (T, N); the next call overwrites them. Call exactly once per
         rollout.
         """
         self._kernel(self._accrued.shape[1], self.discount, self._bound)

@@ -22,8 +22,8 @@ FINAL_SAMPLES = 2**19
 
 
 class Collector:
-    """Rollout buffers of T steps of a world's lanes, and the loop that fills them. The world writes the outcome of each
-    step in place; the next collection begins where this one ended.
+    """Rollout buffers for T steps of a world's lanes, and the loop that fills them. The world writes the outcome of
+    each step in place. A collection begins with the observation with which the last one ended.
     """
 
     def __init__(self, world: World, steps: int, noise_rows: int, *, eager: bool = False) -> None:
@@ -34,7 +34,7 @@ class Collector:
         self._bind(world.slot(steps))
 
     def _bind(self, rollout: Slot) -> None:
-        """Make the world write its outcomes into `rollout`."""
+        """Let the world write its outcomes into `rollout` from now on."""
         world, self.rollout = self.world, rollout
         self._slots = [world.bind(rollout, t) for t in range(self.steps)]
         self._first = world.bind(rollout, -1)
@@ -47,8 +47,8 @@ class Collector:
         self.world.reset(self._first)
 
     def collect(self, act: Act, after: Callable[[int], None] | None = None, *, sliced: bool = False) -> None:
-        """Take T steps of every lane: `act` writes the actions of step t to the rollout, `after(t)` is called after
-        step t.
+        """Take T steps of every lane: for each step t call `act(t)`, which writes its actions to the rollout, step the
+        world, then call `after(t)`.
 
         `sliced`: `act` takes slices of the lanes, and `after` is not called. A GPU then acts on some lanes while the
         host steps others.
@@ -66,7 +66,9 @@ class Collector:
         self.world.advance(self.steps)
 
     def carry_on(self) -> None:
-        """Copy the last observation to the beginning of the next rollout, after learning from this one."""
+        """Copy the last observation to the beginning of the next rollout. Call it once the rollout has been learned
+        from.
+        """
         for buffer in (self.rollout.observation, self.rollout.legal):
             if buffer is not None:
                 buffer[0].copy_(buffer[-1])
@@ -84,12 +86,12 @@ class Collector:
         return other
 
     def legal(self, t: int) -> Tensor | None:
-        """Return the legal actions of step t, (H, N) uint8; None if all are legal."""
+        """Return the legal actions of step t, (H, N) uint8, or None if the environment has no illegal ones."""
         return None if self.rollout.legal is None else self.rollout.legal[t]
 
     def final_values(self, value: Callable[[Tensor], Tensor], out: Tensor, *, shards: int, captured: bool) -> None:
-        """Write values of the true final observations of truncated episodes to `out` (T, N); its other elements may be
-        overwritten.
+        """Write V of the true final observation of every truncated episode to its element of `out` (T, N); other
+        elements may be overwritten.
 
         `value` maps observations (O, B) to (B). Each of `shards` ranges of the lanes is evaluated separately, since the
         shape of a product decides its last bits. `captured`: in a CUDA graph, which cannot branch.
@@ -116,6 +118,6 @@ class Collector:
                     out[step, lane] = value(rollout.final_observation[step // window, :, lane].t())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of a checkpoint, by name."""
+        """Return the tensors to save in a checkpoint, by name: the observation with which the next rollout begins."""
         first = {"observation": self.rollout.observation[0]}
         return first if self.rollout.legal is None else {**first, "legal": self.rollout.legal[0]}

@@ -30,7 +30,7 @@ LOW_32 = 0xFFFFFFFF
 
 
 class Ring(NamedTuple):
-    """Stored ticks of the replay: fields of C ticks, final observations, counters and sizes."""
+    """Replay ring as kernels take it: fields of C ticks, final observations, counters and sizes."""
 
     # (C, N, P) float32 or uint8, before the step; (1, N, P), the staging tick, where observations are in host memory
     observation: Any
@@ -47,7 +47,7 @@ class Ring(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Rollout of T ticks as a world writes it, from which ticks are stored."""
+    """Rollout of T ticks as a world writes it, which `store_body` reads."""
 
     observation: Any  # (T + 1, O, N)
     final_observation: Any  # (T / V, O, N)
@@ -61,7 +61,7 @@ class Source(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """Staging tick on the device: observations as 32-bit words, to be moved to host memory."""
+    """One tick of observations on the device, as 32-bit words, which `move_body` copies to host memory."""
 
     observation: Any  # (N W) int32
     final: Any  # (N W) int32, read where the lane is truncated
@@ -70,7 +70,7 @@ class Staged(NamedTuple):
 
 
 class Host(NamedTuple):
-    """Observations of the replay ring as 32-bit words, in host memory."""
+    """Observations of the replay ring in host memory, as 32-bit words."""
 
     observation: Any  # (C, N W) int32, written
     final: Any  # (F, N W) int32, written
@@ -79,7 +79,7 @@ class Host(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Indices, noise and n-step returns of a batch's samples."""
+    """Indices of a batch's samples, their noise and n-step returns, as kernels take them."""
 
     indices: Any  # (B) int32: row of the ring x N + lane
     # (B) int32, of the next observation, likewise; -1 - (row of the side buffer x N + lane) of a true final one
@@ -95,7 +95,9 @@ class Sample(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Observations of the replay ring as 32-bit words, and those of a batch to be written."""
+    """Observations of the replay ring, and those of a batch, as 32-bit words: `rows_body` copies from
+    one to the other.
+    """
 
     observation: Any  # (C N, W) int32
     final: Any  # (F N, W) int32
@@ -110,7 +112,7 @@ class Rows(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Constants of `part_body`, which gathers a part of a batch."""
+    """Constants of `part_body`, which copies the observations of some of a batch's samples."""
 
     ticks: Any  # (1) int64
     capacity: int  # C
@@ -121,8 +123,8 @@ class Part(NamedTuple):
 
 @device
 def store_body(i, source, ring, offset):
-    """Store a piece of tick `offset` of the iteration: PIECE features of lane i mod N from PIECE (i // N) on. The
-    thread of the first piece also stores the other fields.
+    """Store a piece of tick `offset` of the iteration in the ring: the PIECE features of lane i mod N from PIECE (i //
+    N) on. The thread of a lane's first piece also stores its other fields.
     """
     lane, piece = int64(i) % source.lanes, int64(i) // source.lanes
     tick = ring.ticks[0] + offset
@@ -159,7 +161,7 @@ def move_body(i, staged, host, offset):
 
 @device
 def store_legal_body(i, source, ring, offset):
-    """Store the legal actions of lane i at tick `offset` of the iteration in the replay ring."""
+    """Store the legal actions of lane i at tick `offset` of the iteration in the ring."""
     row = (ring.ticks[0] + offset) % ring.reward.shape[0]
     for k in range(ring.legal.shape[2]):
         ring.legal[row, i, k] = source.legal[offset, k, i]
@@ -199,7 +201,7 @@ def draw_body(k, ring, out, offset):
 
 @device
 def returns_body(k, ring, out, offset):
-    """Write action, n-step return and discount of sample k, and the ring's row of its next observation."""
+    """Write action, n-step return and discount of sample k, and the ring's row that holds its next observation."""
     ticks = ring.ticks[0] + (int64(offset) >> TICK_BIT)
     C, N = ring.reward.shape[0], ring.reward.shape[1]
     row, lane = int64(out.indices[k]) // N, int64(out.indices[k]) % N
@@ -229,7 +231,7 @@ def returns_body(k, ring, out, offset):
 
 @device
 def rows_body(i, rows, unused, offset):
-    """Copy words i span ... (i + 1) span - 1 of a batch's observations and next observations."""
+    """Copy words i span ... (i + 1) span - 1 of a batch's observations, and of its next observations, from the ring."""
     W = rows.out.shape[1]
     k, first = int64(i) * rows.span // W, int64(i) * rows.span % W
     index, next_index = rows.indices[k], rows.next_index[k]
@@ -245,8 +247,8 @@ def rows_body(i, rows, unused, offset):
 
 @device
 def part_body(i, rows, part, offset):
-    """Copy words i, i + threads, ... of both observations of those samples of a batch that need only the first
-    `settled` ticks of the iteration, or (`late`) of the others.
+    """Copy words i, i + threads, ... of the observations of those samples of a batch that need only the first `settled`
+    ticks of the iteration, or, if `late`, of the others.
     """
     ticks, settled = part.ticks[0] + (int64(offset) >> TICK_BIT), part.ticks[0] + ((int64(offset) & LOW_32) >> 1)
     late, W, N = (int64(offset) & 1) == 1, rows.out.shape[1], part.lanes
@@ -264,7 +266,7 @@ def part_body(i, rows, part, offset):
 
 @device
 def legal_body(k, rows, unused, offset):
-    """Copy the legal actions of both observations of sample k."""
+    """Copy the legal actions of sample k at its observation and at its next observation."""
     N, H = rows.legal.shape[1], rows.legal.shape[2]
     index, next_index = rows.indices[k], rows.next_index[k]
     for j in range(H):

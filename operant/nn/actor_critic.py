@@ -79,7 +79,7 @@ class ActorCriticConfig(Section):
 
     @property
     def outputs(self) -> int:
-        """Number of outputs of a critic: the atoms of its distribution, or 1."""
+        """Number of outputs of a critic: 1, or with critic = "c51" the atoms of its distribution."""
         return self.atoms if self.critic == "c51" else 1
 
     @property
@@ -89,11 +89,11 @@ class ActorCriticConfig(Section):
 
     @property
     def support_radius(self) -> float:
-        """Distance from 0 to the nearer end of the critics' support."""
+        """Distance from 0 to the nearer of v_min and v_max, the ends of the critics' support."""
         return min(-self.v_min, self.v_max)
 
     def support_problems(self) -> list[tuple[str, str]]:
-        """Problems of the keys of the support, as (key, message)."""
+        """Return the problems of v_min and v_max as (key, message); empty if there are none."""
         if self.v_min >= self.v_max:
             return [("v_min", f"it should be less than algo.v_max = {self.v_max:g} (got {self.v_min:g})")]
         inside = self.v_min < 0.0 < self.v_max
@@ -109,8 +109,8 @@ State = tuple[Tensor, ...]
 
 
 class EnsembleActor:
-    """Base of the actors: a feed-forward network with `outputs` rows on one device, initialised from `seed` alone;
-    `normalize`: observations are normalized by running statistics.
+    """Base class of actors: observation features, and one feed-forward network from them to `outputs` distribution
+    parameters. Initialised from `seed` alone.
     """
 
     def __init__(
@@ -124,8 +124,8 @@ class EnsembleActor:
         normalize: bool,
         precision: str = "fp32",
     ) -> None:
-        """`normalize`: observations are normalized by running statistics. `precision` is that of a torch network on a
-        GPU, see `operant.nn.ensemble.network`.
+        """Create the network. With `normalize` observations are normalized by their running mean and variance.
+        `precision` is that of matrix products on a GPU, see `operant.nn.ensemble.network`.
         """
         self.env, self.device = env, device
         self.features = Features(env, config, device, normalize=normalize)
@@ -135,25 +135,25 @@ class EnsembleActor:
         self.flat = FlatVector((self.net,), device)
 
     def initial_state(self, lanes: int) -> State:
-        """Recurrent state at an episode's start: (), as the network is feed-forward."""
+        """Return the recurrent state at an episode's start: (), as the network is feed-forward."""
         return ()
 
     def forward(self, features: Tensor) -> Tensor:
-        """Distribution parameters (H, B) for features (K, B)."""
+        """Map features (K, B) to the parameters of the action distribution (H, B)."""
         parameters: Tensor = self.net(features)[0]
         return parameters
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors of a checkpoint by name."""
+        """Return the tensors to save in a checkpoint, by name; a load copies into them."""
         return {"parameters": self.flat.values.data, **self.features.tensors()}
 
     def not_finite(self) -> list[str]:
-        """Names of the parameters with a NaN or infinite value. Synchronizes with the device."""
+        """Return the names of the parameters with a NaN or infinite value. Waits for the device."""
         return self.flat.not_finite()
 
 
 class CategoricalActor(EnsembleActor):
-    """`Actor` for one choice among n actions: maps raw observations (O, B) to actions (1, B)."""
+    """`Actor` that samples one of n actions: maps raw observations (O, B) to actions (1, B), the action's number."""
 
     def __init__(
         self, env: Env, config: mlp.Config, *, seed: int, device: torch.device, normalize: bool, precision: str = "fp32"
@@ -164,26 +164,26 @@ class CategoricalActor(EnsembleActor):
 
     @property
     def noise_rows(self) -> int:
-        """Number of rows of uniform noise that a sampled action takes: 1."""
+        """Number of rows of uniform noise needed to sample an action: 1."""
         return self.distribution.noise_rows
 
     def logits(self, features: Tensor, legal: Tensor | None) -> Tensor:
-        """Logits (A, B) for features (K, B), -1e9 where `legal` (A, B) is 0."""
+        """Return the logits of the actions (A, B) for features (K, B), -1e9 where `legal` (A, B) is 0."""
         return self.forward(features) if legal is None else masked(self.forward(features), legal)
 
     @torch.no_grad()
     def act(
         self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Actions (1, N) among `legal` (A, N; None: all) for raw observations (O, N), and the unchanged state: sampled
-        with `noise` (1, N), or the most likely without.
+        """Return actions (1, N) among `legal` (A, N; None: all) for raw observations (O, N), and the unchanged state.
+        Actions are sampled with `noise` (1, N), or the most likely if it is None.
         """
         logits = self.logits(self.features(observation), legal)
         return (self.distribution.mode(logits) if noise is None else self.distribution.sample(logits, noise)), state
 
 
 class SquashedActor(EnsembleActor):
-    """`Actor` for bounded continuous actions: maps raw observations (O, B) to actions (A, B)."""
+    """`Actor` for bounded continuous actions: maps raw observations (O, B) to actions (A, B) by a network and tanh."""
 
     def __init__(
         self,
@@ -196,8 +196,9 @@ class SquashedActor(EnsembleActor):
         precision: str = "fp32",
         std: float | None = None,
     ) -> None:
-        """With `std` the policy is deterministic, plus Gaussian noise of that standard deviation when sampled; without,
-        a squashed Gaussian. `normalize`: observations are normalized by running statistics.
+        """Create the network. Without `std` the policy is a squashed Gaussian; with it, a deterministic one to which
+        sampling adds Gaussian noise of that standard deviation. With `normalize` observations are normalized by their
+        running mean and variance.
         """
         low, high = (torch.tensor(bound, device=device)[:, None] for bound in bounds_of(env))
         self.distribution = (
@@ -216,26 +217,26 @@ class SquashedActor(EnsembleActor):
 
     @property
     def noise_rows(self) -> int:
-        """Number of rows of uniform noise that a sampled action takes, U = 2 A."""
+        """Number of rows of uniform noise needed to sample an action, 2 A."""
         return self.distribution.noise_rows
 
     def sample_with_log_probability(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Sample raw actions (A, B) for features (K, B) with `noise` (2 A, B); returns them and log pi (B), both
-        differentiable. For a squashed Gaussian only.
+        """Sample actions a = tanh(mean + std e) (A, B), e ~ N(0, 1), for features (K, B) with uniform `noise` (2 A, B).
+        Returns them and log pi(a|s) (B), both differentiable. Only for a squashed Gaussian.
         """
         assert isinstance(self.distribution, SquashedGaussian)
         return self.distribution.sample_with_log_probability(self.forward(features), noise)
 
     def to_env(self, action: Tensor) -> Tensor:
-        """Scale a raw action (A, B) to the environment's bounds."""
+        """Scale actions (A, B) from [-1, 1] to the environment's bounds."""
         return torch.addcmul(self.action_center, self.action_scale, action)
 
     @torch.no_grad()
     def act(
         self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Actions (A, N) in the environment's bounds for raw observations (O, N), and the unchanged state: sampled with
-        `noise` (U, N), or the mode without. Ignores `legal`.
+        """Return actions (A, N) in the environment's bounds for raw observations (O, N), and the unchanged state.
+        Actions are sampled with `noise` (2 A, N), or tanh of the mean if it is None. Ignores `legal`.
         """
         parameters = self.forward(self.features(observation))
         raw = self.distribution.mode(parameters) if noise is None else self.distribution.sample(parameters, noise)
@@ -243,8 +244,8 @@ class SquashedActor(EnsembleActor):
 
 
 def bounds_of(env: Env) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Lower and upper bounds of an environment's continuous actions. Raises ConfigError for other or
-    unbounded actions.
+    """Return the lower and upper bounds of an environment's continuous actions. Raises ConfigError if actions are
+    discrete or without bounds.
     """
     if not isinstance(env.action, Box):
         instead = '"sac", "dqn", "pqn" or "ppo"' if isinstance(env.action, Discrete) else '"ppo"'
@@ -260,8 +261,8 @@ def bounds_of(env: Env) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def critic_outputs(env: Env, outputs: int) -> int:
-    """Number of rows of a critic's output: `outputs` if the critic reads the action, n if it rates each of n
-    actions.
+    """Return the number of outputs of a critic: `outputs` if actions are continuous, which it reads as an input; n for
+    a choice among n actions, one Q value each. Raises ConfigError for distributions over n actions.
     """
     if not isinstance(env.action, Discrete):
         return outputs
@@ -277,8 +278,8 @@ def critic_outputs(env: Env, outputs: int) -> int:
 
 
 def project_onto_support(probability: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
-    """Project the distribution of R + discount Z onto the support (K), given probabilities of Z (K, B), `reward` and
-    `discount` (B). Returns probabilities (K, B).
+    """Project the distribution of R + discount Z onto the atoms `support` (K): the target of C51. `probability` (K, B)
+    is the distribution of Z on the same atoms; `reward` R and `discount` are (B). Returns probabilities (K, B).
 
     Bellemare, Dabney & Munos 2017, "A distributional perspective on reinforcement learning", algorithm 1: each atom is
     moved, clipped to the support, and its mass shared by its two nearest atoms. Atom j receives max(0, 1 - |Tz_i - z_j|
@@ -308,18 +309,21 @@ class CriticLoss(NamedTuple):
 
 
 class CriticHead:
-    """Conversion of the critics' outputs (C, K, B) to Q values, TD targets and losses."""
+    """Conversion of the critics' outputs (C, K, B) to Q values, TD targets and losses. K = 1: an output is Q itself;
+    else logits of a distribution over K atoms of the return.
+    """
 
     def __init__(self, config: ActorCriticConfig, device: torch.device) -> None:
         self.atoms = config.outputs
         self.support = torch.linspace(config.v_min, config.v_max, self.atoms, device=device)  # (K)
 
     def values(self, outputs: Tensor) -> Tensor:
-        """Return Q of each critic, (C, K, B) -> (C, B): the output itself, or the mean of its distribution."""
+        """Return Q of each critic (C, B) for outputs (C, K, B): the output itself, or the mean of its distribution."""
         return outputs[:, 0] if self.atoms == 1 else (outputs.softmax(dim=1) * self.support[:, None]).sum(dim=1)
 
     def td_target(self, outputs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-        """Return the TD target (K, B) from the target critics' outputs (C, K, B) at the next state.
+        """Return the TD target (K, B), reward + discount min_c Q_c, from the target critics' outputs (C, K, B) at the
+        next state.
 
         It uses the critic with the smaller Q: reward + discount * Q, or with atoms the distribution of that, projected
         onto the support. `reward` and `discount` are (B).
@@ -331,7 +335,8 @@ class CriticHead:
         return project_onto_support(outputs.gather(0, least)[0].softmax(dim=0), reward, discount, self.support)
 
     def loss(self, outputs: Tensor, target: Tensor, weight: Tensor | None = None) -> CriticLoss:
-        """Return the loss of outputs (C, K, B) at a target (K, B): squared TD error, or cross-entropy with atoms.
+        """Return the critics' loss for outputs (C, K, B) and the target (K, B): squared TD error, or cross-entropy with
+        K > 1 atoms.
 
         `weight` (B) are importance-sampling weights; None: 1.
         """

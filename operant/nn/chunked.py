@@ -27,16 +27,15 @@ MIN_THREAD_SAMPLES = 256
 
 
 class Chunk(Protocol):
-    """Loss and gradient on a chunk of n samples (part of a minibatch), as sums over the samples. The caller divides by
-    B.
-    """
+    """Loss and gradient on a chunk (n samples of a minibatch), as sums over the samples. The caller divides by B."""
 
     def add(self, samples: Any, gradient: manual.Weights, totals: Tensor) -> None:
         """Add the gradient of `samples` to `gradient`, and the sums of its loss terms to `totals` (E)."""
 
 
 def tree_sum(rows: Tensor) -> Tensor:
-    """Sum C rows in a fixed binary tree of neighbours: (C, ...) to (...). C must be a power of two.
+    """Sum C rows (C, ...) in a fixed binary tree, adjacent pairs first, so that the bits do not depend on how rows were
+    computed. Returns (...). C must be a power of two.
 
     Equal to the tree over each shard's rows and then over the shards, whichever device or thread computes them.
     """
@@ -46,7 +45,7 @@ def tree_sum(rows: Tensor) -> Tensor:
 
 
 def tree_sum_of(rows: Iterable[Tensor]) -> Tensor:
-    """Tree sum of rows from an iterator, of which at most log2 C + 1 are held at a time. Their number C must be a power
+    """Return the `tree_sum` of C rows from an iterator, holding at most log2 C + 1 of them at a time. C must be a power
     of two.
     """
     stack: list[Tensor] = []  # sums of complete subtrees
@@ -63,8 +62,8 @@ def tree_sum_of(rows: Iterable[Tensor]) -> Tensor:
 
 
 class Shard:
-    """One thread's part of a minibatch: some chunks, and the tree sum of their gradients. `make_chunk(weights, n)`
-    creates the loss of a chunk of n samples.
+    """One thread's part of a minibatch: some chunks of `sizes` samples, and the tree sum of their gradients.
+    `make_chunk(weights, n)` creates the loss of a chunk of n samples; `terms` is the number of its terms, E.
     """
 
     def __init__(
@@ -92,8 +91,8 @@ class Shard:
             row.copy_(self._subtree(itertools.islice(samples, leaves), self._sizes[k * leaves : (k + 1) * leaves]))
 
     def _subtree(self, samples: Iterator[Any], sizes: Sequence[int]) -> Tensor:
-        """Tree sum of the rows of some chunks, (P). A row is added to its neighbour as soon as both are complete, so
-        few are held at a time.
+        """Return the tree sum (P) of the rows of some chunks, of gradient and loss terms. A row is added to its
+        neighbour as soon as both are complete, so few are held at a time.
         """
         height = 0  # rows on the stack
         for k, (n, chunk) in enumerate(zip(sizes, samples, strict=True)):
@@ -141,8 +140,8 @@ class Gradient:
 
     @torch.no_grad()
     def __call__(self, batch: Any) -> Tensor:
-        """Write the mean gradient over the samples of `batch`, which has a `split` method, into the policy's gradient
-        vector. Returns the sums of the loss terms (E).
+        """Write the mean gradient over the samples of `batch` into the policy's gradient vector. Returns the sums of
+        the loss terms over the samples (E). `batch` has a method `split(sizes)`.
         """
         self._parameters.refresh()
         work = zip(self.shards, batch.split(self._sizes), self._parts, strict=True)
@@ -157,8 +156,8 @@ class Gradient:
 
 
 class ForwardWorker:
-    """One thread's part of every forward pass: some slices of the lanes, of `sizes` lanes, written to their parts of
-    the outputs.
+    """One thread's part of every forward pass: slices of `sizes` lanes, whose results are written to parts of `outputs`
+    and `values`.
     """
 
     def __init__(
@@ -170,7 +169,7 @@ class ForwardWorker:
 
     @torch.no_grad()
     def compute(self, part: Tensor) -> None:
-        """Write outputs and values for `part`, the observations of its slices."""
+        """Write the network's outputs and values for `part`, the observations of this thread's lanes."""
         for n, observation, output, value in zip(
             self._sizes, part.split(self._sizes, dim=-1), self._outputs, self._values, strict=True
         ):
@@ -181,8 +180,8 @@ class ForwardWorker:
 
 
 class Forward:
-    """Network outputs for N observations, computed by a thread pool without allocations or autograd, and overwritten by
-    every call.
+    """Forward pass of the network for N observations on a thread pool, without allocations or autograd. Every call
+    overwrites its outputs.
 
     The `sizes` of the slices of lanes are fixed, whatever the number of threads: the last bits of a product depend on
     its shape.
@@ -198,7 +197,7 @@ class Forward:
         self._shards = [ForwardWorker(policy, self._parameters, *part) for part in parts]
 
     def refresh(self) -> None:
-        """Copy the policy's current weights into the layout of the products. Call once for each rollout."""
+        """Copy the policy's current weights into the layout that matrix products read. Call once for each rollout."""
         self._parameters.refresh()
 
     def __call__(self, observation: Tensor) -> tuple[Tensor, Tensor]:

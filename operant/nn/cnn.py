@@ -44,7 +44,7 @@ NATURE_KERNELS = ((8, 4), (4, 2), (3, 1))  # kernel size and stride
 
 
 def unsupported_reason(observation: Box, config: Config) -> str | None:
-    """Reason why a convolutional network cannot read an observation space, as a sentence; None if it can."""
+    """Return why a convolutional network cannot read an observation space, as a sentence, or None if it can."""
     shape = observation.shape
     if observation.dtype != "uint8" or len(shape) not in (2, 3) or math.prod(shape) != observation.size:
         what = f"{observation.size} values of {observation.dtype}" + (f" of the shape {shape}" if shape else "")
@@ -82,7 +82,7 @@ def settle(precision: str) -> None:
 
 
 class _Filter(nn.Module):
-    """Convolution with orthogonal weights (M, k, k, C), scaled by `gain`, and bias (M); `side` is k."""
+    """Convolution with a k x k filter: orthogonal weights (M, k, k, C) scaled by `gain`, and bias (M). `side` is k."""
 
     def __init__(
         self,
@@ -108,8 +108,8 @@ class _Filter(nn.Module):
         return torch.conv2d(features, weight, bias, stride=self._stride, padding=self._padding)
 
     def read(self, picture: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
-        """Convolve bytes, (B, H, W, C) to (B, M, h', w') of `dtype`: values in [0, 1], or one-hot with `categories`
-        other than 0.
+        """Convolve bytes (B, H, W, C) to (B, M, h', w') of `dtype`. Bytes are values in [0, 1], byte / 255, or one-hot
+        if `categories` is not 0.
         """
         scale = 1.0 if categories else 1.0 / 255.0
         if self._stride == 1:
@@ -127,13 +127,13 @@ class _Filter(nn.Module):
         )
 
     def size(self, length: int) -> int:
-        """Output length of a side that has `length` pixels."""
+        """Return the output length of a side of `length` pixels."""
         return (length + 2 * self._padding - self._side) // self._stride + 1
 
 
 class _Plain(nn.Module):
-    """Sequence of convolutions, each followed by relu. With `normed`, layer normalization over the channels precedes
-    each relu.
+    """Convolutions in sequence, each followed by relu. With `normed` the channels are layer-normalized before each
+    relu.
     """
 
     def __init__(self, filters: list[_Filter], *, normed: bool = False) -> None:
@@ -144,7 +144,7 @@ class _Plain(nn.Module):
         self.norm_biases = nn.ParameterList([nn.Parameter(torch.zeros(count)) for count in channels])
 
     def forward(self, picture: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
-        """Map bytes (B, H, W, C) to features (B, M, h, w) of `dtype`; `categories` as for `_Filter.read`."""
+        """Map bytes (B, H, W, C) to features (B, M, h, w) of `dtype`. Bytes are one-hot if `categories` is not 0."""
         first, *others = self._ordered
         features = torch.relu(self._normalized(0, first.read(picture, categories, dtype)))
         for k, layer in enumerate(others):
@@ -152,7 +152,9 @@ class _Plain(nn.Module):
         return features
 
     def _normalized(self, k: int, features: Tensor) -> Tensor:
-        """Normalize the output of convolution k, (B, M, h, w), over M, if the network has normalizations."""
+        """Layer-normalize the output of convolution k, (B, M, h, w), over its M channels; return it unchanged if the
+        network has no normalization.
+        """
         if not self.norm_gains:
             return features
         gain, shift = self.norm_gains[k].to(features.dtype), self.norm_biases[k].to(features.dtype)
@@ -177,7 +179,7 @@ class _Residual(nn.Module):
         self.filters = nn.ModuleList([layer for stack in self._stacks for layer in stack])
 
     def forward(self, picture: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
-        """Map bytes (B, H, W, C) to features (B, M, h, w) of `dtype`; `categories` as for `_Filter.read`."""
+        """Map bytes (B, H, W, C) to features (B, M, h, w) of `dtype`. Bytes are one-hot if `categories` is not 0."""
         features: Tensor | None = None
         for entry, *blocks in self._stacks:
             features = entry.read(picture, categories, dtype) if features is None else entry(features)
@@ -189,8 +191,8 @@ class _Residual(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Convolutional trunk for bytes (O, B) of a shape (H, W, C) or (H, W). Computes in `dtype`, by default that of the
-    parameters.
+    """Convolutional trunk for images or boards, given as bytes (O, B) of a shape (H, W, C) or (H, W). Computes in
+    `dtype`, by default that of the parameters.
     """
 
     def __init__(
@@ -249,8 +251,8 @@ class Convolutions(nn.Module):
 
 
 class Convolutional(Convolutions):
-    """Policy and value network: convolutions, dense layers, two heads. Maps bytes (O, B) to head parameters (H, B) and
-    values (B).
+    """Policy and value network: convolutions, dense layers, and two output layers ("heads"). Maps bytes (O, B) to
+    parameters of the action distribution (H, B) and values (B).
     """
 
     towers = 1
@@ -265,8 +267,8 @@ class Convolutional(Convolutions):
         dtype: torch.dtype | None = None,
         last: int | None = None,
     ) -> None:
-        """`head` is H. `last`: number of inputs of the heads, if they do not read the last dense layer. `dtype` of the
-        computation is by default that of the parameters.
+        """Create the network. `head` is H. `last` is the number of inputs of the output layers if they read a recurrent
+        layer instead of the last dense layer. `dtype` of the computation is by default that of the parameters.
         """
         super().__init__(observation, config, generator, dtype=dtype)
         # Dense layers, and the two output layers.
@@ -296,7 +298,7 @@ class Convolutional(Convolutions):
         return torch.cat(heads, dim=1), torch.cat(values)
 
     def features(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> Tensor:
-        """Activations of the last dense layer, (O, B) to (1, M, B). Ignores `normalizer`."""
+        """Return the activations of the last dense layer (1, M, B) for bytes (O, B). Ignores `normalizer`."""
         if torch.is_grad_enabled() or torch.compiler.is_exporting() or observation.shape[1] <= self._batch:
             return self._features(observation)
         return torch.cat([self._features(part) for part in observation.split(self._batch, dim=1)], dim=2)
@@ -314,7 +316,9 @@ class Convolutional(Convolutions):
         return features.to(own).t()[None]
 
     def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the heads to features (1, M, B); returns head parameters (H, B) and values (B)."""
+        """Map features (1, M, B) to the parameters of the action distribution (H, B) and values (B) by the output
+        layers.
+        """
         head = linear.linear(self.head_weight[None], self.head_bias[None], features)
         value = linear.linear(self.value_weight[None], self.value_bias[None], features)
         return head[0], value[0, 0]

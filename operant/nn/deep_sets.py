@@ -22,8 +22,8 @@ _SUM_SCALE, _SUM_GAIN = 0.25, 0.2
 
 
 def unsupported_reason(env: Any, config: mlp.Config, head_rows: int) -> str | None:
-    """Reason why this network cannot read the environment, as a sentence; None if it can. `head_rows` is the number of
-    head parameters that the algorithm needs.
+    """Return why the deep-sets network cannot be used for an environment and configuration, as a sentence, or None if
+    it can. `head_rows` is the number of outputs that the algorithm needs.
     """
     box, action = env.observation, env.action
     if not isinstance(box.categories, int) or box.categories == 0 or getattr(action, "n", None) != box.size:
@@ -53,8 +53,8 @@ def unsupported_reason(env: Any, config: mlp.Config, head_rows: int) -> str | No
 
 
 class DeepSets(nn.Module):
-    """Network of `memory_layers` + 1 blocks over N items that share all weights. After each block but the last, each
-    item may have a recurrent cell, whose output is concatenated to its input.
+    """Deep-sets network over N items that share all weights: `memory_layers` + 1 blocks. After each block but the last,
+    each item may have a recurrent cell, whose output is concatenated to its input.
     """
 
     categories: Tensor  # (k, 1)
@@ -82,27 +82,31 @@ class DeepSets(nn.Module):
         self.value_bias = nn.Parameter(torch.zeros(1))
 
     def initial_state(self, lanes: int) -> recurrent.State:
-        """Recurrent state at an episode's start: zeros (R N, B) for each memory."""
+        """Return the recurrent state of `lanes` lanes at an episode's start: zeros (R N, B) for each
+        recurrent layer.
+        """
         return tuple(self.head_weight.new_zeros(rows * self.items, lanes) for rows in self._rows)
 
     def forward(self, observation: Tensor, normalizer: Any = None) -> tuple[Tensor, Tensor]:
-        """Map categorical observations (N, B) to head parameters (N, B) and values (B), for a network without recurrent
-        cells. Ignores `normalizer`.
+        """Map categorical observations (N, B) to one logit per item (N, B) and values (B), for a network without
+        recurrent cells. Ignores `normalizer`.
         """
         return self._through(observation[None], (), None)[:2]
 
     def unroll(
         self, observation: Tensor, state: recurrent.State, reset: Tensor, normalizer: Any = None
     ) -> tuple[Tensor, Tensor, recurrent.State]:
-        """Unroll T steps as `recurrent.Sequential.unroll`, for a network with recurrent cells."""
+        """Unroll a network with recurrent cells over T steps of B lanes; arguments and results as for
+        `recurrent.Sequential.unroll`.
+        """
         codes = observation.unflatten(1, reset.shape).transpose(0, 1)  # (T, N, B)
         return self._through(codes, state, (reset == 0).float()[:, None].expand(codes.shape).flatten(1))
 
     def _through(
         self, codes: Tensor, state: recurrent.State, keep: Tensor | None
     ) -> tuple[Tensor, Tensor, recurrent.State]:
-        """Map codes (T, N, B), initial states and `keep` (T, N B) to head parameters (N, T B), values (T B) and final
-        states.
+        """Map categories (T, N, B), initial states and `keep` (T, N B; 0 where an episode begins) to logits (N, T B),
+        values (T B) and final states.
         """
         (T, N, B), final = codes.shape, []
         # One-hot features, (k, T, N, B).

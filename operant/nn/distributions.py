@@ -28,12 +28,13 @@ _HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 def masked(logits: Tensor, legal: Tensor) -> Tensor:
-    """Replace logits (H, B) by ILLEGAL (-1e9) where `legal` (H, B) is 0. No gradient flows through those entries."""
+    """Return logits (H, B) with -1e9 where `legal` (H, B) is 0. No gradient flows through those entries."""
     return torch.where(legal != 0, logits, ILLEGAL)
 
 
 def normal(noise: Tensor) -> Tensor:
-    """Standard normal samples (A, B) from uniform noise (2 A, B), by Box & Muller 1958: sqrt(-2 ln(1 - u)) cos(2 pi v).
+    """Return standard normal samples (A, B) from uniform noise (2 A, B), by Box & Muller 1958: sqrt(-2 ln(1 - u)) cos(2
+    pi v).
 
     The first A rows are u, the others v.
     """
@@ -42,8 +43,8 @@ def normal(noise: Tensor) -> Tensor:
 
 
 class Categorical(nn.Module):
-    """Independent categorical distributions, one for a `Discrete` action, several for `MultiDiscrete`. Parameters are
-    logits (H, B), one block of rows for each choice.
+    """Independent categorical distributions, one for a `Discrete` action, several for `MultiDiscrete`. The parameters
+    are logits (H, B), a block of rows for each choice; `sizes` are the numbers of actions per choice.
 
     Mask illegal actions by ILLEGAL (see `masked`), not by -inf: the entropy would be 0 * -inf, which is NaN.
     """
@@ -76,11 +77,11 @@ class Categorical(nn.Module):
         return torch.stack(actions)
 
     def mode(self, logits: Tensor) -> Tensor:
-        """Most likely actions, (A, B) int32."""
+        """Return the most likely actions, (A, B) int32."""
         return torch.stack([block.argmax(dim=0).int() for block in logits.split(self.sizes)])
 
     def log_probability_and_entropy(self, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log pi(a|s) and entropy H = -sum p log p, (B) each, of actions (A, B) int32."""
+        """Return log pi(a|s) and the entropy -sum p log p, (B) each, of actions (A, B) int32."""
         log_probability = torch.cat(self._log_probabilities(logits))
         one_hot = (
             torch.cat([row.expand(size, -1) for row, size in zip(action.split(1), self.sizes, strict=True)])
@@ -95,8 +96,9 @@ class Categorical(nn.Module):
 
 
 class Gaussian(nn.Module):
-    """Diagonal Gaussian with a state-independent standard deviation. Parameters are the means, (A, B). With `squash`
-    actions are tanh(x); without, they are clipped to the bounds.
+    """Diagonal Gaussian with a learned standard deviation that does not depend on the state. The parameters are the
+    means, (A, B). The environment's actions are samples clipped to its bounds, or with `squash` tanh of samples, scaled
+    to them.
     """
 
     action_center: Tensor
@@ -124,11 +126,11 @@ class Gaussian(nn.Module):
         return torch.addcmul(mean, self.log_std.exp(), normal(noise))
 
     def mode(self, mean: Tensor) -> Tensor:
-        """Most likely raw action, (A, B)."""
+        """Return the most likely action before clipping or squashing: the mean, (A, B)."""
         return mean
 
     def log_probability_and_entropy(self, mean: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log pi(a|s) and entropy, (B) each, of raw actions (A, B).
+        """Return log pi(a|s) and the entropy, (B) each, of actions (A, B) as sampled, before clipping or squashing.
 
         With `squash` the density is that of tanh x, without the scaling to the bounds, a constant that cancels in every
         ratio. The entropy is that of the Gaussian before tanh.
@@ -141,30 +143,30 @@ class Gaussian(nn.Module):
         return log_probability, entropy.expand_as(log_probability)
 
     def to_env(self, action: Tensor) -> Tensor:
-        """Map raw actions (A, B) to the environment's bounds: tanh or clip to [-1, 1] where bounded, then scale."""
+        """Map sampled actions (A, B) to the environment's bounds: tanh or clip to [-1, 1] where bounded, then scale."""
         inside = action.tanh() if self.squash else torch.maximum(torch.minimum(action, self.limit), -self.limit)
         return torch.addcmul(self.action_center, self.action_scale, inside)
 
 
 class SquashedGaussian:
-    """Tanh of a diagonal Gaussian with a state-dependent standard deviation (Haarnoja et al. 2018, appendix C).
-    Parameters (2 A, B) are means, then pre-activations of log std.
+    """Tanh of a diagonal Gaussian whose standard deviation depends on the state (Haarnoja et al. 2018, appendix C). The
+    parameters (2 A, B) are means, then pre-activations of log std; `rows` is A.
     """
 
     def __init__(self, rows: int) -> None:
         self.action_rows, self.parameter_rows, self.noise_rows = rows, 2 * rows, 2 * rows
 
     def mode(self, parameters: Tensor) -> Tensor:
-        """Most likely action before sampling: tanh of the mean, (A, B)."""
+        """Return tanh of the mean, (A, B), the action without noise."""
         return parameters[: self.action_rows].tanh()
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """Sample actions (A, B) in [-1, 1] from uniform noise (2 A, B)."""
+        """Sample actions tanh(mean + std e) (A, B) in [-1, 1], e ~ N(0, 1), from uniform noise (2 A, B)."""
         mean, pre_log_std = parameters.split(self.action_rows)
         return torch.addcmul(mean, self._log_std(pre_log_std).exp(), normal(noise)).tanh()
 
     def sample_with_log_probability(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Sample actions (A, B) in [-1, 1] from uniform noise (2 A, B); returns them and log pi(a|s) (B), both
+        """Sample actions (A, B) in [-1, 1] from uniform noise (2 A, B). Returns them and log pi(a|s) (B), both
         differentiable.
 
         u = mean + std e, a = tanh(u), log pi = sum of -e^2 / 2 - log std - log(2 pi) / 2 - log(1 - tanh^2 u).
@@ -177,29 +179,31 @@ class SquashedGaussian:
 
     @staticmethod
     def _log_std(pre_log_std: Tensor) -> Tensor:
-        """Log std in [LOG_STD_MIN, LOG_STD_MAX] from its pre-activations, by tanh."""
+        """Return log std in [LOG_STD_MIN, LOG_STD_MAX], by tanh of its pre-activations."""
         return LOG_STD_MIN + _HALF_RANGE * (pre_log_std.tanh() + 1.0)
 
 
 class SquashedDeterministic:
-    """Deterministic policy tanh(mean), plus clipped Gaussian noise of standard deviation `std` when sampled. Parameters
-    are the means, (A, B).
+    """Deterministic policy tanh(mean); sampling adds Gaussian noise of standard deviation `std` and clips to [-1, 1].
+    The parameters are the means, (A, B); `rows` is A.
     """
 
     def __init__(self, rows: int, std: float) -> None:
         self.action_rows, self.parameter_rows, self.noise_rows, self.std = rows, rows, 2 * rows, std
 
     def mode(self, parameters: Tensor) -> Tensor:
-        """Action without noise: tanh of the mean, (A, B)."""
+        """Return tanh of the mean, (A, B), the action without noise."""
         return parameters.tanh()
 
     def sample(self, parameters: Tensor, noise: Tensor, std: Tensor | None = None) -> Tensor:
-        """Sample actions (A, B) in [-1, 1] from uniform noise (2 A, B). `std` (B) replaces `self.std` for each lane."""
+        """Sample actions clip(tanh(mean) + std e, -1, 1) (A, B), e ~ N(0, 1), from uniform noise (2 A, B). `std` (B),
+        one per lane, replaces `self.std`.
+        """
         return (parameters.tanh() + (self.std if std is None else std) * normal(noise)).clamp(-1.0, 1.0)
 
 
 def _log_tanh_derivative(x: Tensor) -> Tensor:
-    """Log |d tanh(x) / dx| = log(1 - tanh^2 x) = 2 (log 2 - x - softplus(-2 x)), which never rounds to log 0."""
+    """Return log |d tanh(x) / dx| = log(1 - tanh^2 x) = 2 (log 2 - x - softplus(-2 x)), which never rounds to log 0."""
     return 2.0 * (math.log(2.0) - x - nn.functional.softplus(-2.0 * x))
 
 
@@ -207,8 +211,8 @@ Distribution = Categorical | Gaussian
 
 
 def distribution_for(env: Env, *, squash: bool, initial_log_std: float) -> Distribution:
-    """Create the distribution of an environment's actions. `squash` and `initial_log_std` are those of `Gaussian`, for
-    a Box.
+    """Create the action distribution of an environment: Gaussian for a Box, else Categorical. `squash` and
+    `initial_log_std` are those of `Gaussian`.
     """
     if isinstance(env.action, Box):
         return Gaussian(env.action.bounds(), squash=squash, initial_log_std=initial_log_std)

@@ -41,8 +41,9 @@ def network(
     last_gain: float = 1.0,
     precision: str = "fp32",
 ) -> nn.Module:
-    """Create G = `towers` networks of one shape that map `Features` of an environment, and `actions` rows of an action,
-    to `outputs` rows: see `MLPEnsemble.forward`. Raises ConfigError for observations that the network cannot read.
+    """Create G = `towers` networks of one shape side by side, from observation features (see `Features`) and `actions`
+    rows of an action to `outputs` rows: see `MLPEnsemble.forward`. Raises ConfigError for observations that the network
+    cannot read.
 
     On a GPU with `precision` "bf16" all but the last layer computes in bf16. `last_gain` scales the initial weights of
     the last layer.
@@ -103,7 +104,9 @@ def network(
 
 
 def products(env: Env, config: mlp.Config, actions: int, outputs: int, *, towers: int = 1) -> int:
-    """Number of multiplications of one sample in the forward pass of the network that `network` creates."""
+    """Return the number of multiplications in the forward pass of one sample, for the network that
+    `network` creates.
+    """
     if config.kind == "mlp":
         widths = (env.observation.columns + actions, *config.hidden, outputs)
         return towers * sum(a * b for a, b in itertools.pairwise(widths))
@@ -119,8 +122,8 @@ def products(env: Env, config: mlp.Config, actions: int, outputs: int, *, towers
 
 
 class MLPEnsemble(nn.Module):
-    """G MLPs of one shape with separate parameters: maps (K, B) or (G, K, B) to (G, H, B). Orthogonal weights, zero
-    biases.
+    """G MLPs of one shape with separate parameters ("towers"): maps (K, B) or (G, K, B) to (G, H, B). Orthogonal
+    weights, zero biases.
     """
 
     def __init__(
@@ -134,7 +137,9 @@ class MLPEnsemble(nn.Module):
         last_gain: float = 1.0,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """`dtype` is that of all but the last layer and the normalizations, by default that of the parameters."""
+        """Create the MLPs, with K = `columns` inputs and H = `outputs`. `dtype` is that of products in all but the last
+        layer, by default that of the parameters. `last_gain` scales the last layer's initial weights.
+        """
         super().__init__()
         self.config, self.towers, self._dtype = config, towers, dtype
         self._activation, G = _ACTIVATIONS[config.activation], towers
@@ -153,8 +158,8 @@ class MLPEnsemble(nn.Module):
         self.norm_biases = nn.ParameterList([nn.Parameter(torch.zeros(G, width, 1)) for width in normed])
 
     def forward(self, features: Tensor, action: Tensor | None = None, *, constant: bool = False) -> Tensor:
-        """Map features (K, B), shared by all towers, and an optional action (A, B) to outputs (G, H, B). `constant`:
-        weights and biases get no gradient.
+        """Map features (K, B), shared by all towers, and an optional action (A, B) to outputs (G, H, B). With
+        `constant` weights and biases get no gradient.
         """
         hidden, own = features if action is None else torch.cat([features, action]), self.weights[0].dtype
         layers = [
@@ -177,7 +182,7 @@ class MLPEnsemble(nn.Module):
 
     @staticmethod
     def _tower(features: Tensor, layers: list[tuple[Tensor, Tensor]], dtype: torch.dtype) -> Tensor:
-        """Apply one tower, (K, B) to (H, B), sample-major inside: there cuBLAS fuses bias and relu into the product."""
+        """Apply one tower, (K, B) to (H, B), in rows of samples: cuBLAS then fuses bias and relu into the product."""
         rows = features.to(dtype).t()  # (B, K)
         for weight, bias in layers[:-1]:
             rows = _LinearRelu.apply(rows, weight.to(dtype), bias[:, 0].to(dtype))
@@ -186,7 +191,7 @@ class MLPEnsemble(nn.Module):
 
 
 class _LinearRelu(torch.autograd.Function):
-    """relu(x W^T + b) of rows (B, K), weight (M, K) and bias (M), in one kernel on a GPU."""
+    """Autograd function relu(x W^T + b) of rows x (B, K), weight (M, K) and bias (M), in one kernel on a GPU."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -207,14 +212,14 @@ class _LinearRelu(torch.autograd.Function):
 
 
 class ConvEnsemble(nn.Module):
-    """MLP ensemble on top of convolutions that all towers share. The action enters after the convolutions."""
+    """G MLPs on top of convolutions that they share. The action enters after the convolutions."""
 
     def __init__(self, convolutions: cnn.Convolutions, towers: MLPEnsemble) -> None:
         super().__init__()
         self.convolutions, self.towers = convolutions, towers
 
     def forward(self, features: Tensor, action: Tensor | None = None, *, constant: bool = False) -> Tensor:
-        """Map bytes (O, B) and an optional action (A, B) to outputs (G, H, B). `constant`: the parameters get no
+        """Map bytes (O, B) and an optional action (A, B) to outputs (G, H, B). With `constant` the parameters get no
         gradient.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not constant):
@@ -224,7 +229,9 @@ class ConvEnsemble(nn.Module):
 
 
 class UserEnsemble(nn.Module):
-    """A user's own network, once for each tower. Its head parameters are the outputs; its values are discarded."""
+    """G networks of a user's own class with separate parameters. The distribution parameters that such a network
+    returns are its outputs; its values are discarded.
+    """
 
     def __init__(self, kind: str, columns: int, outputs: int, seed: int, *, towers: int) -> None:
         super().__init__()
@@ -239,16 +246,16 @@ class UserEnsemble(nn.Module):
             )
 
     def forward(self, features: Tensor, action: Tensor | None = None, *, constant: bool = False) -> Tensor:
-        """Map features (K, B) and an optional action (A, B) to outputs (G, H, B). `constant`: the parameters get no
-        gradient.
+        """Map features (K, B) and an optional action (A, B) to outputs (G, H, B). Ignores `constant`: the parameters
+        get a gradient.
         """
         inputs = features if action is None else torch.cat([features, action])
         return torch.stack([net(inputs)[0] for net in self.nets])
 
 
 class Features:
-    """Conversion of raw observations (O, B) to features (K, B): categorical features one-hot, numeric ones normalized
-    by running statistics with `normalize`.
+    """Conversion of raw observations (O, B) to features (K, B): categorical ones one-hot, numeric ones with `normalize`
+    as (x - mean) / std by running statistics.
 
     Convolutions read the bytes themselves. A user's own network reads all values as floats, categories included.
     """
@@ -283,7 +290,7 @@ class Features:
         return normalized if self._categorical is None else torch.where(self._categorical, values, normalized)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors of a checkpoint by name."""
+        """Return the tensors to save in a checkpoint, by name; a load copies into them."""
         return (
             {f"observation/{name}": value for name, value in self.normalizer.tensors().items()}
             if self.normalizer is not None

@@ -59,7 +59,7 @@ def one_hot(observation: Tensor, categories: int) -> Tensor:
 
 class PartialOneHot(nn.Module):
     """Encoder of bytes of which some are categorical: k columns, one-hot, for a byte with k categories, one column for
-    a numeric byte, in the order of the bytes. Without parameters.
+    a numeric byte, in the order of the bytes. No parameters.
 
     `categories`: number of categories of each byte, 0 for a numeric feature, (O).
     """
@@ -97,8 +97,8 @@ class PartialOneHot(nn.Module):
 
 
 def chunk_size(samples: int, width: int, *, cuda: bool) -> int:
-    """Number of samples in a chunk, for `samples` of `width` values: `samples` divided by a power of two, so that even
-    divisors are kept. `cuda`: chunks for a GPU.
+    """Return the number of samples in a chunk, for a batch of `samples` of `width` values each: the batch divided by a
+    power of two. `cuda`: a GPU computes the chunks.
     """
     limit = max(MIN_CHUNK_SAMPLES, (GPU_CHUNK_VALUES if cuda else CPU_CHUNK_VALUES) // width)
     parts = 1
@@ -108,7 +108,7 @@ def chunk_size(samples: int, width: int, *, cuda: bool) -> int:
 
 
 class _LinearBytes(torch.autograd.Function):
-    """Autograd function of W encode(x) + b."""
+    """Autograd function W encode(x) + b, over bytes x that are encoded in chunks."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, bias: Tensor, observation: Tensor, encode: Encoder) -> Tensor:
@@ -129,7 +129,7 @@ class _LinearBytes(torch.autograd.Function):
 
 
 def _sum_on_gpu(chunks: Any, encode: Encoder) -> Tensor:
-    """Weight gradient (M, K) summed over chunks (gradient (M, n), bytes (O, n))."""
+    """Return the weight gradient (M, K), summed over `chunks`, pairs of output gradient (M, n) and bytes (O, n)."""
     total: Tensor | None = None
     for gradient, chunk in chunks:
         part = dense.weight_gradient(gradient[None], encode(chunk).to(gradient.dtype)[None])[0]
@@ -139,7 +139,9 @@ def _sum_on_gpu(chunks: Any, encode: Encoder) -> Tensor:
 
 
 def _sum_on_cpu(chunks: Any, encode: Encoder) -> Tensor:
-    """Weight gradient (M, K) summed over chunks, as the transpose of x g^T, which a CPU computes faster than g x^T."""
+    """Return the weight gradient (M, K), summed over `chunks`, as the transpose of x g^T, which a CPU computes faster
+    than g x^T.
+    """
     total: Tensor | None = None
     for gradient, chunk in chunks:
         features = encode(chunk).to(gradient.dtype)
@@ -149,9 +151,7 @@ def _sum_on_cpu(chunks: Any, encode: Encoder) -> Tensor:
 
 
 def linear(weight: Tensor, bias: Tensor, observation: Tensor, encode: Encoder) -> Tensor:
-    """Linear layer W encode(x) + b over bytes: weight (M, K), bias (M, 1), bytes (O, B) in either memory layout, to (M,
-    B).
-    """
+    """Return W encode(x) + b (M, B) for bytes x (O, B) in either memory layout, weight (M, K) and bias (M, 1)."""
     if torch.compiler.is_exporting():  # chunks would fix B
         return torch.addmm(bias, weight, encode(observation).to(weight.dtype))
     return _LinearBytes.apply(weight, bias, observation, encode)
@@ -243,8 +243,8 @@ def convolve(
     padding: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Convolve bytes: weight (M, k, k, C), bias (M), `images` (B, h, w, ...) of bytes, zero-padded by `padding`, to (B,
-    M, h', w') of `dtype`.
+    """Convolve bytes `images` (B, h, w, ...), zero-padded by `padding`, with weight (M, k, k, C) and bias (M) to (B, M,
+    h', w') of `dtype`.
 
     Bytes are multiplied by `scale`, or encoded one-hot with `categories`. Axes from the fourth on, then the categories,
     are the channels. Weights and gradients keep their dtype. The scale is applied to the weights, which are fewer.

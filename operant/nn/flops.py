@@ -21,8 +21,8 @@ class Work(NamedTuple):
 
 
 def network_flops(policy: Policy) -> tuple[int, int]:
-    """FLOPs of one sample's matrix products, (forward, backward). A multiply-add counts as two; activations are not
-    counted.
+    """Return the FLOPs of one sample's matrix products, (forward, backward). A multiply-add counts as two; activations
+    are not counted.
     """
     net, O, H = policy.net, policy.env.observation.size, policy.distribution.parameter_rows
     if not isinstance(net, mlp.MLP):
@@ -41,7 +41,7 @@ def network_flops(policy: Policy) -> tuple[int, int]:
 
 
 def step_bytes(env: Env) -> int:
-    """Number of bytes that one environment step of one lane must read and write: each array once in each direction."""
+    """Return the bytes that one environment step of one lane must read and write: each array once in each direction."""
     state = 2 * 4 * env.fields + (
         2 * env.int_state.n * torch.empty(0, dtype=getattr(torch, env.int_state.dtype)).element_size()
         if env.int_state
@@ -53,13 +53,13 @@ def step_bytes(env: Env) -> int:
 
 
 def observation_bytes(env: Env) -> int:
-    """Number of bytes of one observation."""
+    """Return the size of one observation in bytes."""
     return env.observation.size * torch.empty(0, dtype=getattr(torch, env.observation.dtype)).element_size()
 
 
 def on_policy_work(policy: Policy, samples: int, lanes: int, passes: float) -> Work:
-    """Work of an on-policy iteration: act on `samples`, evaluate `lanes` bootstrap values, and learn from all samples
-    `passes` times (epochs).
+    """Return the FLOPs and bytes of an on-policy iteration: act on `samples` observations, evaluate `lanes` bootstrap
+    values, and learn from all samples `passes` times (epochs).
 
     Bytes are those of the rollout's arrays alone. Weights and activations are assumed to stay in the cache.
     """

@@ -13,7 +13,8 @@ PART_SAMPLES, MAX_PARTS = 256, 128
 
 
 class _Linear(torch.autograd.Function):
-    """Autograd function W x + b for G towers: a batched product whose weight gradient is summed in parts on a GPU.
+    """Autograd function W x + b for G networks side by side: a batched product whose weight gradient is summed in parts
+    on a GPU.
 
     dW = g x^T reduces over B to a few small matrices. One product for each tower would occupy few multiprocessors. The
     parts are added in a fixed order.
@@ -33,12 +34,16 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(weight: Tensor, bias: Tensor, features: Tensor) -> Tensor:
-    """Linear layer W x + b of G towers: weight W (G, M, K), bias b (G, M, 1), features x (G, K, B) to (G, M, B)."""
+    """Return W x + b (G, M, B) of G networks side by side: weight W (G, M, K), bias b (G, M, 1),
+    features x (G, K, B).
+    """
     return _Linear.apply(weight, bias, features)
 
 
 def weight_gradient(gradient: Tensor, features: Tensor) -> Tensor:
-    """Compute the weight gradient g x^T of a batched linear layer: g (G, M, B), x (G, K, B) to (G, M, K)."""
+    """Return the weight gradient g x^T (G, M, K) of a batched linear layer, for output gradient g (G, M, B) and input x
+    (G, K, B).
+    """
     samples = gradient.shape[2]
     parts = (
         min(math.gcd(samples, MAX_PARTS), 1 << max(samples // PART_SAMPLES, 1).bit_length() - 1)

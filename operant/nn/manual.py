@@ -30,8 +30,8 @@ log = logging.getLogger("operant.nn.manual")
 
 
 def applies(policy: Policy, kernels: str) -> bool:
-    """Whether the manual backward pass computes a policy's gradient: on a CPU with `algo.kernels` (`kernels`) = "auto".
-    Logs the reason if the policy is not supported.
+    """Whether the manual backward pass computes a policy's gradient: on a CPU, with `algo.kernels` (`kernels`) = "auto"
+    and a supported network. Logs the reason if the network is not supported.
     """
     if kernels != "auto" or policy.device.type != "cpu":
         return False
@@ -42,7 +42,7 @@ def applies(policy: Policy, kernels: str) -> bool:
 
 
 def unsupported_reason(policy: Policy) -> str | None:
-    """Reason why the manual backward pass does not support a policy, in a few words; None if it does."""
+    """Return why the manual backward pass does not support a policy, in a few words, or None if it does."""
     if policy.device.type != "cpu":
         return "it is not on the CPU"
     if not isinstance(policy.net, mlp.MLP):
@@ -88,7 +88,7 @@ class Weights(NamedTuple):
     log_std: Tensor  # (A, 1), or empty
 
     def views(self, vector: Tensor) -> Weights:
-        """Views of one vector in the shapes of a gradient of these weights. The vector may be longer."""
+        """Return views of a flat `vector` in the shapes of a gradient of these weights. The vector may be longer."""
         offset = 0
 
         def view(like: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class Weights(NamedTuple):
         )
 
     def numel(self) -> int:
-        """Number of elements in a gradient."""
+        """Return the number of elements in a gradient of these weights."""
         listed = (*self.layers, *self.biases, *self.norm_gains, *self.norm_biases)
         return sum(
             part.numel() for part in (self.first, self.first_bias, *listed, self.last, self.last_bias, self.log_std)
@@ -121,7 +121,9 @@ class Weights(NamedTuple):
 
 
 class Parameters:
-    """Weights of a policy in the layout of the products, and the copy of gradients into its flat gradient vector."""
+    """Weights of a policy in the layout that the manual products read. Copies gradients from that layout to the
+    policy's flat gradient vector.
+    """
 
     def __init__(self, policy: Policy) -> None:
         net, flat = policy.net, policy.flat
@@ -153,7 +155,9 @@ class Parameters:
         }
 
     def refresh(self) -> None:
-        """Copy the head's weights from the policy's vector. The other weights are views of it."""
+        """Copy the output layers' current weights from the policy. The other weights are views of the policy's and need
+        no copy.
+        """
         H, K = self._head.shape
         last, bias = self.weights.last, self.weights.last_bias
         last[:H, :K] = self._head
@@ -162,7 +166,7 @@ class Parameters:
         bias[H:] = self._value_bias
 
     def write(self, gradient: Weights) -> None:
-        """Copy a gradient into the policy's gradient vector."""
+        """Copy `gradient` into the policy's flat gradient vector."""
         H, K = self._head.shape
         into = self._gradients
         into["first_weight"].copy_(gradient.first.t())
@@ -202,7 +206,7 @@ class _LayerNorm:
         self._mean, self._inv_std = torch.empty(2, G, 1, n)
 
     def forward(self, features: Tensor) -> None:
-        """Overwrite pre-activations x (G, M, n) by the normalized y."""
+        """Overwrite pre-activations x (G, M, n) with the normalized y."""
         u = self._u
         # u = (x - mean) / sqrt(variance + epsilon), variance = mean((x - mean)^2)
         torch.mean(features, dim=1, keepdim=True, out=self._mean)
@@ -233,8 +237,8 @@ class _LayerNorm:
 
 
 class Network:
-    """Forward and backward pass of the MLP on chunks of n samples. All buffers, and the views that products read, are
-    allocated once.
+    """Forward and backward pass of the policy's MLP for n samples, without autograd. All buffers, and the views that
+    products read, are allocated once.
     """
 
     def __init__(self, policy: Policy, weights: Weights, n: int) -> None:
@@ -264,7 +268,7 @@ class Network:
         self.parameters, self.value = self._out[:-1], self._out[-1]
 
     def with_backward(self) -> Network:
-        """Allocate the buffers of `backward`, and return this network."""
+        """Allocate the buffers of `backward`. Returns this network."""
         n, h = self._out.shape[1], self._h
         # dL/dh of each hidden layer. The activations of a layer are last read before the gradient of the layer below
         # is written: where shapes agree, it overwrites them.
@@ -280,7 +284,9 @@ class Network:
         return self
 
     def forward(self, observation: Tensor) -> None:
-        """Compute `parameters` (H, n) and `value` (n) of observations (O, n)."""
+        """Compute `parameters` of the action distribution (H, n) and `value` (n) for observations (O, n). The next call
+        overwrites them.
+        """
         weights, z, h = self._weights, self._z, self._h
         # z_0 = W_0 x + b_0, h_0 = f(norm(z_0))
         torch.addmm(weights.first_bias, weights.first, self._encode(observation), out=self._first_z)
@@ -293,13 +299,13 @@ class Network:
         torch.addmm(weights.last_bias, weights.last, self._last_h, out=self._out)
 
     def _activate_layer(self, k: int) -> None:
-        """Compute h = f(norm(z)) of layer k in place, f(z) without normalization."""
+        """Compute h = f(norm(z)) of layer k in place; without normalization f(z)."""
         if self._norms:
             self._norms[k].forward(self._z[k])
         self._activate(self._z[k], self._h[k])
 
     def _encode(self, observation: Tensor) -> Tensor:
-        """Encode observations as input features of the first layer (K, n), one-hot or normalized, without
+        """Return the first layer's input features (K, n) for observations (O, n), one-hot or normalized, without
         allocations.
         """
         out = self._features
@@ -314,7 +320,9 @@ class Network:
         return out.copy_(observation)
 
     def _encode_partially(self, observation: Tensor, encoder: first_layer.PartialOneHot) -> Tensor:
-        """Encode observations with both categorical and numeric features as input features (K, n)."""
+        """Return the first layer's input features (K, n) for observations (O, n) of which some are categorical and some
+        numeric.
+        """
         torch.index_select(observation, 0, encoder.feature, out=self._column_bytes)
         out = torch.eq(self._column_bytes, encoder.category, out=self._features)
         numeric = self._numeric.copy_(
@@ -331,8 +339,8 @@ class Network:
         return out.index_copy_(0, encoder.numeric_columns, numeric)
 
     def backward(self, gradient: Weights) -> None:
-        """Add the weights' gradient to `gradient`, given `parameters_gradient` (H, n) and `value_gradient` (n), which
-        the caller has written.
+        """Add the gradient of all weights to `gradient`. The caller has written the gradients of the outputs to
+        `parameters_gradient` (H, n) and `value_gradient` (n).
 
         For every layer z = W x + b with g = dL/dz: dW = g x^T, db = sum of g, dx = W^T g.
         """
@@ -353,7 +361,7 @@ class Network:
         gradient.first_bias.add_(self._first_grad.sum(dim=1, keepdim=True))
 
     def _backward_activation(self, k: int, gradient: Weights) -> None:
-        """Overwrite dL/dh of layer k by dL/dz, through the activation, then the normalization, whose gradients are
+        """Overwrite dL/dh of layer k with dL/dz, through the activation and the normalization, whose gradients are
         added to `gradient`.
         """
         g = self._grad_h[k]
@@ -366,7 +374,8 @@ class Network:
 
 
 class ManualCategorical:
-    """Independent categorical distributions: log p(a), entropy H, and the loss gradient with respect to the logits x.
+    """Categorical distributions without autograd: log p(a), entropy H, and the loss gradient with respect to the logits
+    x.
 
     d log p_a / d x_j = 1[j = a] - p_j;  d H / d x_j = -p_j (log p_j + H)
     """
@@ -398,8 +407,8 @@ class ManualCategorical:
     def backward(
         self, surrogate_gradient: Tensor, entropy_gradient: float, gradient: Tensor, log_std_gradient: Tensor
     ) -> None:
-        """Write the gradient of the logits (H, n) to `gradient`, given those of -log p(a), `surrogate_gradient` (n),
-        and of -H, one number for all samples. Ignores `log_std_gradient`.
+        """Write the loss gradient of the logits (H, n) to `gradient`. `surrogate_gradient` (n) is dL / d(-log p(a)),
+        `entropy_gradient` dL / d(-H), one number for all samples. Ignores `log_std_gradient`.
         """
         # (p - 1[j = a]) d(-log p) + p (log p + H) d(-H)
         torch.sub(self._p, self._one_hot, out=gradient).mul_(surrogate_gradient)
@@ -409,8 +418,8 @@ class ManualCategorical:
 
 
 class ManualGaussian:
-    """Diagonal Gaussian: log p(a), entropy H, and the loss gradient with respect to the mean mu and s = log std. With z
-    = (a - mu) exp(-s):
+    """Diagonal Gaussian without autograd: log p(a), entropy H, and the loss gradient with respect to the mean mu and s
+    = log std. With z = (a - mu) exp(-s):
 
     d log p / d mu = z exp(-s);  d log p / d s = z^2 - 1;  d H / d s = 1
     """
@@ -421,7 +430,7 @@ class ManualGaussian:
         self._negative_inv_std = torch.empty_like(self._log_std)
 
     def forward(self, mean: Tensor, action: Tensor, log_probability: Tensor, entropy: Tensor) -> None:
-        """Write log p(a) of raw actions (A, n) to `log_probability` (n), and H to `entropy` (n)."""
+        """Write log p(a) of actions (A, n), as sampled, to `log_probability` (n), and H to `entropy` (n)."""
         # z = (a - mu) exp(-s), log p = sum of -z^2 / 2 - s - log(2 pi) / 2
         torch.neg(self._log_std, out=self._negative_inv_std).exp_().neg_()
         torch.sub(mean, action, out=self._z).mul_(self._negative_inv_std)
@@ -436,8 +445,8 @@ class ManualGaussian:
     def backward(
         self, surrogate_gradient: Tensor, entropy_gradient: float, gradient: Tensor, log_std_gradient: Tensor
     ) -> None:
-        """Write the gradient of the mean (A, n) to `gradient` and add that of s to `log_std_gradient`, given those of
-        -log p(a), `surrogate_gradient` (n), and of -H, one number for all samples.
+        """Write the loss gradient of the mean (A, n) to `gradient`, and add that of s to `log_std_gradient` (A, 1).
+        `surrogate_gradient` (n) is dL / d(-log p(a)), `entropy_gradient` dL / d(-H), one number for all samples.
         """
         # dmu = -z exp(-s) d(-log p)
         torch.mul(self._z, self._negative_inv_std, out=gradient).mul_(surrogate_gradient)
@@ -449,7 +458,9 @@ class ManualGaussian:
 def manual_distribution(
     distribution: Categorical | Gaussian, log_std: Tensor, n: int
 ) -> ManualCategorical | ManualGaussian:
-    """Create the manual distribution for chunks of n samples."""
+    """Create the distribution without autograd for chunks of n samples. `log_std` (A, 1) is read by a
+    Gaussian alone.
+    """
     return (
         ManualCategorical(distribution, log_std, n)
         if isinstance(distribution, Categorical)

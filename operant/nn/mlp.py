@@ -108,7 +108,7 @@ class Config(Section):
 
     @property
     def of_critics(self) -> Self:
-        """Configuration of critics, whose hidden layers are `critic_hidden` if that is set."""
+        """Return the configuration of the critics: this one, with `critic_hidden` as hidden layers if it is set."""
         return self if self.critic_hidden is None else self.model_copy(update={"hidden": self.critic_hidden})
 
     @property
@@ -173,7 +173,7 @@ class Config(Section):
 
 
 class _TanhBySigmoid(torch.autograd.Function):
-    """tanh x = 2 sigmoid(2x) - 1: on a CPU torch's sigmoid is several times faster than its tanh."""
+    """Autograd function tanh x = 2 sigmoid(2x) - 1: on a CPU torch's sigmoid is several times faster than its tanh."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor) -> Tensor:
@@ -195,8 +195,8 @@ LAYER_NORM_EPSILON = 1e-5
 
 
 def layer_norm(features: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
-    """Layer normalization over the units M: (x - mean) / sqrt(variance + 1e-5) gain + bias, x (G, M, B), gain and bias
-    (G, M, 1). Ba, Kiros & Hinton 2016.
+    """Return the layer normalization of x (G, M, B) over its M units: (x - mean) / sqrt(variance + 1e-5) gain + bias,
+    gain and bias (G, M, 1). Ba, Kiros & Hinton 2016.
     """
     variance, mean = torch.var_mean(features, dim=1, correction=0, keepdim=True)  # (G, 1, B)
     return torch.addcmul(bias, (features - mean) * (variance + LAYER_NORM_EPSILON).rsqrt(), gain)
@@ -206,7 +206,8 @@ ACTIVATIONS = {"tanh": _tanh, "relu": torch.relu, "gelu": nn.functional.gelu, "s
 
 
 def orthogonal(rows: int, columns: int, gain: float, generator: torch.Generator) -> Tensor:
-    """Matrix (rows, columns) with orthonormal rows or columns, times `gain` (Saxe, McClelland & Ganguli 2014).
+    """Return a random matrix (rows, columns) with orthonormal rows or columns, times `gain` (Saxe, McClelland & Ganguli
+    2014).
 
     Computed by a single thread: the last bits of a factorization depend on the number of threads, which depends on the
     machine.
@@ -216,8 +217,8 @@ def orthogonal(rows: int, columns: int, gain: float, generator: torch.Generator)
 
 
 class MLP(nn.Module):
-    """MLP policy and value network with two towers or one shared trunk: orthogonal weights, zero biases (Engstrom et
-    al. 2020). Observations are floats or bytes.
+    """MLP policy and value network, of two separate towers or one shared trunk (`net.shared`): orthogonal weights, zero
+    biases (Engstrom et al. 2020). Observations are floats or bytes.
 
     With `categories` k every byte is categorical with k categories and is encoded one-hot, k columns of the first
     weight. A tuple gives the number of each byte, 0 for a numeric feature with one column.
@@ -233,7 +234,8 @@ class MLP(nn.Module):
         categories: int | tuple[int, ...] = 0,
         last: int | None = None,
     ) -> None:
-        """`observation` is O, `head` H. `last`: number of inputs of the heads, if they do not read the last hidden
+        """Create the network, for observations of O = `observation` values and H = `head` distribution parameters.
+        `last` is the number of inputs of the output layers if they read a recurrent layer instead of the last hidden
         layer.
         """
         super().__init__()
@@ -267,8 +269,8 @@ class MLP(nn.Module):
         self.value_bias = nn.Parameter(torch.zeros(1, 1))
 
     def reader(self, normalizer: RunningNormalizer | None) -> first_layer.Encoder:
-        """Encoder that converts bytes (O, n) to the first layer's features (K, n), numeric ones normalized by
-        `normalizer` if given.
+        """Return the encoder that converts bytes (O, n) to the first layer's features (K, n); numeric ones are
+        normalized by `normalizer` if given.
         """
         if self.partial_one_hot is not None:
             return functools.partial(self.partial_one_hot, normalizer=normalizer)
@@ -280,14 +282,14 @@ class MLP(nn.Module):
         )
 
     def _first(self, observation: Tensor, normalizer: RunningNormalizer | None) -> Tensor:
-        """Pre-activations of the first layer, (G M, B), for observations (O, B)."""
+        """Return the pre-activations of the first layer (G M, B) for observations (O, B)."""
         if self.categories or observation.dtype == torch.uint8:
             return first_layer.linear(self.first_weight, self.first_bias, observation, self.reader(normalizer))
         features = observation if normalizer is None else normalizer.normalize(observation)
         return linear.linear(self.first_weight[None], self.first_bias[None], features[None])
 
     def features(self, observation: Tensor, normalizer: RunningNormalizer | None) -> Tensor:
-        """Activations of the last hidden layer of all towers, (G, M, B), for observations (O, B)."""
+        """Return the activations of the last hidden layer of all towers (G, M, B) for observations (O, B)."""
         features = self._first(observation, normalizer).view(self.towers, -1, observation.shape[1])
         for k in range(len(self.config.hidden)):
             if k > 0:
@@ -298,13 +300,15 @@ class MLP(nn.Module):
         return features
 
     def forward(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> tuple[Tensor, Tensor]:
-        """Map observations (O, B) to head parameters (H, B) and values (B). Numeric features are normalized by
-        `normalizer`, categorical ones are not.
+        """Map observations (O, B) to the parameters of the action distribution (H, B) and values (B). Numeric features
+        are normalized by `normalizer`, categorical ones are not.
         """
         return self.heads(self.features(observation, normalizer))
 
     def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the heads to features (G, M, B); returns head parameters (H, B) and values (B)."""
+        """Map features (G, M, B) to the parameters of the action distribution (H, B) and values (B) by the output
+        layers.
+        """
         towers = features.split(1)
         head = linear.linear(self.head_weight[None], self.head_bias[None], towers[0])
         value = linear.linear(self.value_weight[None], self.value_bias[None], towers[-1])
@@ -312,13 +316,13 @@ class MLP(nn.Module):
 
 
 class SampleMajor(nn.Module):
-    """Adapter of a user's own network, which maps (B, O) to (B, H) and (B) or (B, 1), to feature-major tensors."""
+    """Adapter from feature-major tensors to a user's own network, which maps (B, O) to (B, H) and (B) or (B, 1)."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Map observations (O, B) to head parameters (H, B) and values (B)."""
+        """Map observations (O, B) to the parameters of the action distribution (H, B) and values (B)."""
         head, value = self.module(observation.t().contiguous())  # `view` in a user's network needs contiguous memory
         return head.t(), value.reshape(-1)

@@ -29,7 +29,7 @@ class Statistics(NamedTuple):
     count: Any
 
     def merged(self, other: Statistics) -> Statistics:
-        """Statistics of both sets of samples together."""
+        """Return the statistics of both sets of samples together."""
         delta, count = other.mean - self.mean, self.count + other.count
         # M2 = M2_a + M2_b + delta^2 n_a n_b / (n_a + n_b)
         squares = (
@@ -41,8 +41,8 @@ class Statistics(NamedTuple):
 
 
 def statistics(batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO, *, cut: bool = False) -> Statistics:
-    """Mean and variance of D features over a batch (D, ..., N) of any dtype and, with an exchange, over all ranks.
-    float64 is reduced in float64, other dtypes in float32.
+    """Return mean and variance of D features over a batch (D, ..., N) of any dtype and, with an exchange, over the
+    batches of all ranks. float64 is reduced in float64, other dtypes in float32.
 
     A CPU reduces each of S shards of the lanes in the same layout and merges the shards of all ranks, so results do not
     depend on how many devices own the shards. A GPU reduces all lanes at once unless `cut` (a reduction for each shard
@@ -61,7 +61,9 @@ def statistics(batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO, 
 
 
 class RunningNormalizer:
-    """Running mean and variance of D features. Starts with mean 0, variance 1 and weight 1e-4."""
+    """Normalizer of D features by their running mean and variance, which start as 0 and 1 with the weight of 1e-4
+    samples.
+    """
 
     CLIP = 10.0
     EPSILON = 1e-8
@@ -97,7 +99,7 @@ class RunningNormalizer:
         self._freeze()
 
     def update_by_triton(self, batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO) -> None:
-        """Merge a batch (D, ..., N) by Triton kernels. Arguments as for `update`."""
+        """Merge a batch (D, ..., N) into the running mean and variance by Triton kernels. Arguments as for `update`."""
         from operant.nn import normalization_kernels as kernels
 
         features = (
@@ -116,7 +118,9 @@ class RunningNormalizer:
         return ((features - self.mean) * self.inv_std).clamp_(-self.CLIP, self.CLIP)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Tensors of a checkpoint by name. On disk `mean` is called "shift" and `inv_std` "scale"."""
+        """Return the tensors to save in a checkpoint, by name. On disk `mean` is called "shift" and
+        `inv_std` "scale".
+        """
         return {
             "mean": self.running_mean,
             "variance": self.running_variance,
@@ -127,8 +131,8 @@ class RunningNormalizer:
 
 
 class FixedScale(RunningNormalizer):
-    """Fixed scale y = x / high instead of running statistics, for bytes that are not normalized. `high`: upper bounds
-    of the bytes, (D).
+    """Normalizer y = x / high with a fixed scale, for bytes without running statistics. `high` are the bytes' upper
+    bounds, (D).
     """
 
     def __init__(self, high: Sequence[float], device: torch.device) -> None:
@@ -145,15 +149,15 @@ class FixedScale(RunningNormalizer):
 
 
 class RewardScale:
-    """Running factor on rewards, so that returns have a standard deviation of at most 1 and lie within [-radius,
-    radius].
+    """Running factor by which rewards are multiplied, so that returns have a standard deviation of at most 1 and lie
+    within [-radius, radius], the support of a distributional critic.
 
     1 / max(std(G), max |G| / radius), G the discounted returns as they accrue (Lee et al. 2025, "Hyperspherical
     normalization for scalable deep RL").
     """
 
     def __init__(self, radius: float, device: torch.device, *, active: bool) -> None:
-        """`radius`: the critics' support is [-radius, radius]. Without `active` the factor stays 1."""
+        """Start with factor 1. The critics' support is [-`radius`, `radius`]. Without `active` the factor stays 1."""
         self.active, self.radius = active, radius
         self.factor = torch.ones((), device=device)
         # Over all returns, in float64: count, sum of G, sum of G^2; and max |G|.
@@ -162,7 +166,7 @@ class RewardScale:
 
     @torch.no_grad()
     def update(self, accrued: torch.Tensor, exchange: Exchange = SOLO) -> None:
-        """Update the factor from the accrued returns of an iteration (T, N), of all ranks."""
+        """Update the factor from the returns of an iteration, accrued forward in time, (T, N), of all ranks."""
         G = accrued.double()
         moments = torch.stack([torch.full_like(G[0, 0], G.numel()), G.sum(), G.square().sum(), G.abs().amax()])
         moments = exchange.gather(moments[None])  # (ranks, 4)
@@ -173,7 +177,7 @@ class RewardScale:
         self.factor.copy_(1.0 / torch.maximum(std, self._largest / self.radius).clamp_min(1e-8))
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """torch.Tensors of a checkpoint by name."""
+        """Return the tensors to save in a checkpoint, by name; {} without `active`."""
         return {} if not self.active else {"factor": self.factor, "sums": self._sums, "largest": self._largest}
 
 
@@ -183,7 +187,9 @@ def _has_triton() -> bool:
 
 
 def _shard_statistics(batch: torch.Tensor) -> Statistics:
-    """Mean and variance of one shard of the lanes, (D, ...). Bytes are converted to floats part by part."""
+    """Return mean and variance of D features over one shard of the lanes, (D, ...). Bytes are converted to floats part
+    by part.
+    """
     if batch.dtype != torch.uint8:
         flat = batch.flatten(1).to(torch.float64 if batch.dtype == torch.float64 else torch.float32)
         variance, mean = torch.var_mean(flat, dim=1, correction=0, keepdim=True)
@@ -208,7 +214,7 @@ def _parts(batch: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _mean_and_variance(part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and variance, (D, 1) each, of floats (D, ...), which are overwritten."""
+    """Return mean and variance, (D, 1) each, of floats (D, ...), which are overwritten."""
     axes = tuple(range(1, part.ndim))
     if part.is_cuda:
         variance, mean = torch.var_mean(part, dim=axes, correction=0)

@@ -18,7 +18,8 @@ PAD_FLOATS = 32
 
 
 class FlatVector:
-    """Parameters of some modules as views of one vector (`values`), and their gradients as views of another.
+    """All parameters of some modules as views of one vector (`values`), and their gradients as views of another
+    (`gradient`).
 
     Optimizer step, gradient norm, checkpoint and copy are then one call each. Load by `values.copy_`. The modules must
     not be moved to another device afterwards.
@@ -46,8 +47,8 @@ class FlatVector:
             offset += size
 
     def backward(self, loss: Tensor, *, add: bool = False) -> None:
-        """Write the gradient of a loss into the gradient vector; with `add`, add to it. The gradient of frozen and of
-        unused parameters is 0.
+        """Write the gradient of a loss, by autograd, into the vector `gradient`; with `add`, add to it. Frozen and
+        unused parameters get 0.
         """
         gradients = torch.autograd.grad(loss, self._trained, materialize_grads=True)
         if add:
@@ -56,8 +57,8 @@ class FlatVector:
             torch._foreach_copy_(self._gradient_views, list(gradients))
 
     def matrices(self, towers: int, units: int) -> list[tuple[int, tuple[int, int, int]]]:
-        """Weight matrices of hidden layers for Muon, as (offset, (G, m, n)): G matrices of m x n from `offset` of the
-        vector on. Weights of heads are left out.
+        """Return the hidden layers' weight matrices for Muon, as (offset, (G, m, n)): G matrices of m x n from `offset`
+        of the vector on. Weights of output layers are left out.
 
         Each gate of a recurrent cell with `units` units is a matrix. Neighbours of one shape are joined, to be stepped
         in one batch.
@@ -78,7 +79,7 @@ class FlatVector:
         return matrices
 
     def not_finite(self) -> list[str]:
-        """Names of the parameters with a NaN or infinite value. Synchronizes with the device."""
+        """Return the names of the parameters with a NaN or infinite value. Waits for the device."""
         return [
             name
             for name, parameter in zip(self.names, self.parameters, strict=True)
@@ -87,15 +88,15 @@ class FlatVector:
 
 
 def scalar(value: float | Tensor, device: torch.device) -> Tensor:
-    """Convert a configured number to a scalar tensor on a device. A scheduled one is a tensor already, and is
-    returned.
+    """Return a configured number as a scalar tensor on a device. A scheduled one is such a tensor already and is
+    returned unchanged.
     """
     return value if isinstance(value, Tensor) else torch.tensor(value, device=device)
 
 
 class Adam:
-    """Adam (Kingma & Ba 2015, algorithm 1) on a flat vector. All state lies on the device, so that a CUDA graph can
-    capture the step.
+    """Adam (Kingma & Ba 2015, algorithm 1) on a flat parameter vector. Its state lies on the device, so that a CUDA
+    graph can capture a step.
 
     m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  x <- x - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon)
     """
@@ -110,8 +111,8 @@ class Adam:
 
     @torch.no_grad()
     def step(self, skip: Tensor | None = None) -> None:
-        """Take one step by the current gradient. Nothing changes, t included, where `skip` (a scalar on the device) is
-        1.
+        """Take one step by the current gradient. Where `skip` (a scalar on the device) is 1 nothing changes, the step
+        count included.
         """
         self._steps += 1
         torch._fused_adam_(
@@ -134,12 +135,12 @@ class Adam:
             self._steps -= skip
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors of a checkpoint by name."""
+        """Return the tensors to save in a checkpoint, by name; a load copies into them."""
         return {"step": self._steps, "exp_avg": self._first, "exp_avg_sq": self._second}
 
 
 class Muon(Adam):
-    """Muon (Jordan et al. 2024) for the matrices of a flat vector, Adam for all other parameters.
+    """Muon (Jordan et al. 2024) for the weight matrices in a flat parameter vector, Adam for all other parameters.
 
     m <- b m + g;  u = g + b m;  W <- W - lr 0.2 sqrt(max(rows, columns)) U V^T, where u = U S V^T. The factor gives a
     step the usual size of Adam's (Liu et al. 2025, "Muon is scalable for LLM training"), so both share a learning rate.
@@ -156,7 +157,9 @@ class Muon(Adam):
         epsilon: float,
         matrices: Sequence[tuple[int, tuple[int, int, int]]],
     ) -> None:
-        """`matrices`: (offset, (G, m, n)) for every G neighbouring matrices of m x n in the vector."""
+        """Create the optimizer. `matrices` lists (offset, (G, m, n)): G neighbouring matrices of m x n from `offset` of
+        the vector on.
+        """
         super().__init__(values, gradient, learning_rate, epsilon)
         self._momentum = torch.zeros_like(values)
         self.matrices = matrices
@@ -188,13 +191,13 @@ class Muon(Adam):
         super().step(skip)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors of a checkpoint by name."""
+        """Return the tensors to save in a checkpoint, by name; a load copies into them."""
         return {**super().tensors(), "momentum": self._momentum}
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """Orthogonalize matrices U S V^T (G, m, n), to approximately U V^T, by five Newton-Schulz iterations, which bring
-    singular values to about 0.7 to 1.2.
+    """Return approximately U V^T for matrices U S V^T (G, m, n), by five Newton-Schulz iterations, which bring singular
+    values to about 0.7 to 1.2.
     """
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.transpose(1, 2) if tall else matrices
@@ -206,8 +209,8 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 
 def clip_gradient(gradient: Tensor, max_norm: float, exchange: Exchange = SOLO) -> Tensor:
-    """Clip a gradient in place to the norm `max_norm` (0: not clipped), and return its norm before: g <- g min(1,
-    max_norm / |g|) (Pascanu, Mikolov & Bengio 2013).
+    """Scale a gradient in place to at most the norm `max_norm` (0: unlimited), g <- g min(1, max_norm / |g|) (Pascanu,
+    Mikolov & Bengio 2013). Returns its norm before.
 
     With several ranks in `exchange` the gradient is first averaged over them.
     """

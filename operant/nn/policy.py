@@ -26,7 +26,9 @@ State = tuple[Tensor, ...]
 
 
 class Actor(Protocol):
-    """Policy as evaluation, the live view, play and export use it: chooses actions; knows nothing of learning."""
+    """Policy as evaluation, the live view, play and export use it: it chooses actions, and knows nothing
+    of learning.
+    """
 
     @property
     def env(self) -> Env:
@@ -38,28 +40,28 @@ class Actor(Protocol):
 
     @property
     def noise_rows(self) -> int:
-        """Number of rows of uniform noise that a sampled action takes, U."""
+        """Number of rows of uniform noise needed to sample an action, U."""
 
     def initial_state(self, lanes: int) -> State:
-        """Recurrent state of `lanes` lanes at an episode's start; () for a feed-forward network."""
+        """Return the recurrent state of `lanes` lanes at an episode's start; () for a feed-forward network."""
 
     def act(
         self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Choose actions (A, N) among `legal` (H, N; None: all) for raw observations (O, N): sampled with `noise` (U,
-        N), greedy without. Returns them and the next recurrent state.
+        """Choose actions (A, N) among `legal` (H, N; None: all) for raw observations (O, N): sampled with uniform
+        `noise` (U, N), or the most likely if it is None. Returns them and the next recurrent state.
         """
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors of a checkpoint by name. To load a checkpoint, copy into them."""
+        """Return the tensors to save in a checkpoint, by name; a load copies into them."""
 
     def not_finite(self) -> list[str]:
-        """Names of the parameters with a NaN or infinite value. Synchronizes with the device."""
+        """Return the names of the parameters with a NaN or infinite value. Waits for the device."""
 
 
 class Policy:
-    """`Actor` with a value function: maps raw observations (O, B) to actions and values. Initialised from `seed` alone,
-    alike on every device.
+    """`Actor` with a value function: maps raw observations (O, B) to actions and values. Its initial parameters depend
+    on `seed` alone, not on the device.
 
     `normalize`: normalize numeric features by their running mean and standard deviation. Categorical features are
     encoded one-hot (a user's own network reads them as numbers), and a convolutional network reads byte / 255. Numeric
@@ -78,8 +80,8 @@ class Policy:
         precision: str = "fp32",
         distribution: Any = None,
     ) -> None:
-        """`normalize`: numeric features are normalized by running statistics. `distribution` replaces the action
-        distribution that the environment's actions imply.
+        """Create network and normalizer. With `normalize` numeric features are normalized by their running mean and
+        variance. `distribution` replaces the action distribution that the environment's actions imply.
         """
         self.env, self.device = env, device
         generator = torch.Generator().manual_seed(seed)
@@ -105,19 +107,19 @@ class Policy:
 
     @property
     def noise_rows(self) -> int:
-        """Number of rows of uniform noise that a sampled action takes, U."""
+        """Number of rows of uniform noise needed to sample an action, U."""
         return self.distribution.noise_rows
 
     def forgetting(self, steps: int) -> Policy:
-        """Copy of the policy whose recurrent state is reset after every `steps` steps of an episode. Its state has one
-        more tensor, (1, N), a step counter.
+        """Return a copy of the policy whose recurrent state is reset after every `steps` steps of an episode. Its state
+        has one more tensor, a step counter (1, N).
         """
         policy = copy.copy(self)
         policy._reset_every, policy._reset_state = steps, self.initial_state(1)
         return policy
 
     def initial_state(self, lanes: int) -> State:
-        """Recurrent state of `lanes` lanes at an episode's start; () for a feed-forward network."""
+        """Return the recurrent state of `lanes` lanes at an episode's start; () for a feed-forward network."""
         state = self._sequential.initial_state(lanes) if self.recurrent else ()
         return state if self._reset_every is None else (*state, torch.zeros(1, lanes, device=self.device))
 
@@ -126,8 +128,8 @@ class Policy:
         return cast("recurrent.Sequential", self.net)
 
     def features(self, observation: Tensor) -> Tensor:
-        """Features (O, B) float32 for a user's own network: numeric ones normalized if configured, categories as
-        numbers.
+        """Return what a user's own network reads, (O, B) float32: numeric features normalized if configured, categories
+        as numbers.
         """
         observation = observation.float()
         if self.normalizer is None:
@@ -136,7 +138,9 @@ class Policy:
         return normalized if self._categorical is None else torch.where(self._categorical, observation, normalized)
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Head parameters (H, B), -1e9 where `legal` (H, B) is 0, and values (B) of raw observations (O, B)."""
+        """Map raw observations (O, B) to the parameters of the action distribution (H, B), -1e9 where `legal` (H, B) is
+        0, and values (B).
+        """
         user_net = isinstance(self.net, mlp.SampleMajor)
         parameters, value = self.net(self.features(observation)) if user_net else self.net(observation, self.normalizer)
         return (parameters if legal is None else masked(parameters, legal)), value
@@ -158,8 +162,8 @@ class Policy:
     def act(
         self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Choose actions (A, N) among `legal` (H, N; None: all) for raw observations (O, N): sampled with `noise` (U,
-        N), the most likely without. Returns them and the next recurrent state.
+        """Choose actions (A, N) among `legal` (H, N; None: all) for raw observations (O, N): sampled with uniform
+        `noise` (U, N), or the most likely if it is None. Returns them and the next recurrent state.
         """
         steps: State = ()
         if self._reset_every is not None:
@@ -179,7 +183,7 @@ class Policy:
         return self.distribution.to_env(raw), (*state, *steps)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors of a checkpoint by name."""
+        """Return the tensors to save in a checkpoint, by name; a load copies into them."""
         statistics = (
             {f"observation/{name}": value for name, value in self.normalizer.tensors().items()}
             if self.normalizer is not None
@@ -188,13 +192,13 @@ class Policy:
         return {"parameters": self.flat.values.data, **statistics}
 
     def not_finite(self) -> list[str]:
-        """Names of the parameters with a NaN or infinite value. Synchronizes with the device."""
+        """Return the names of the parameters with a NaN or infinite value. Waits for the device."""
         return self.flat.not_finite()
 
 
 def _normalizer(env: Env, net: nn.Module, device: torch.device, *, normalize: bool) -> RunningNormalizer | None:
-    """Normalizer of numeric features: running statistics with `normalize`, else a fixed scale for bytes; None if
-    features are read unchanged.
+    """Create the normalizer of numeric features: running statistics with `normalize`, else a fixed scale for bytes.
+    Returns None if features are read unchanged.
     """
     if normalize:
         return RunningNormalizer(env.observation.size, device)

@@ -19,8 +19,8 @@ from operant.nn.policy import NetConfig, Policy, State
 
 
 class QHead(nn.Module):
-    """Conversion of a Q network's outputs (H, B) to Q values, in place of an action distribution. Greedy, or
-    epsilon-greedy with 2 rows of uniform noise.
+    """Conversion of a Q network's outputs (H, B) to Q values; it has the place of an action distribution. Actions are
+    greedy, or epsilon-greedy with 2 rows of uniform noise.
     """
 
     action_rows = 1
@@ -38,8 +38,8 @@ class QHead(nn.Module):
         self.register_buffer("support", torch.linspace(low, high, atoms)[None, :, None], persistent=False)
 
     def logits(self, parameters: Tensor) -> Tensor:
-        """Outputs of each action, (H, B) to (A, K, B); with `duelling` V + A - mean A (Wang et al. 2016,
-        equation 9).
+        """Return the outputs of each action (A, K, B) for the network's outputs (H, B); with `duelling` V + A - mean A
+        (Wang et al. 2016, equation 9).
         """
         blocks = parameters.unflatten(0, (-1, self.atoms))
         if not self.duelling:
@@ -48,8 +48,8 @@ class QHead(nn.Module):
         return value + advantage - advantage.mean(dim=0, keepdim=True)
 
     def values(self, parameters: Tensor) -> Tensor:
-        """Q values, (H, B) to (A, B): the output itself, or the mean of the categorical distribution (Bellemare, Dabney
-        & Munos 2017).
+        """Return Q values (A, B) for the network's outputs (H, B): the output itself, or the mean of the categorical
+        distribution (Bellemare, Dabney & Munos 2017).
         """
         logits = self.logits(parameters)
         return logits[:, 0] if self.atoms == 1 else (logits.softmax(dim=1) * self.support).sum(dim=1)
@@ -102,15 +102,15 @@ class QPolicy(Policy):
 
     @property
     def epsilon(self) -> Tensor:
-        """Exploration rate of sampled actions, a scalar on the device."""
+        """Probability of a random action when actions are sampled, a scalar on the device."""
         return self.distribution.epsilon
 
     def parameters(self, observation: Tensor) -> Tensor:
-        """Outputs of the network, rows of the head (H, B), for raw observations (O, B)."""
+        """Return the network's outputs (H, B) for raw observations (O, B), before `QHead` makes Q values of them."""
         return super().forward(observation)[0]
 
     def values(self, observation: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Q values (A, B) of raw observations (O, B), -1e9 where `legal` (A, B) is 0."""
+        """Return Q values (A, B) of raw observations (O, B), -1e9 where `legal` (A, B) is 0."""
         values = self.distribution.values(self.parameters(observation))
         return values if legal is None else masked(values, legal)
 
@@ -118,8 +118,8 @@ class QPolicy(Policy):
     def act(
         self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Choose actions (1, N) among `legal` (A, N; None: all) for raw observations (O, N): epsilon-greedy by `noise`
-        (2, N), greedy without. Returns them and the unchanged state.
+        """Choose actions (1, N) among `legal` (A, N; None: all) for raw observations (O, N): epsilon-greedy with
+        uniform `noise` (2, N), greedy if it is None. Returns them and the unchanged state.
         """
         values = self.values(observation, legal)
         action = (
@@ -130,7 +130,7 @@ class QPolicy(Policy):
         return action, state
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors of a checkpoint by name."""
+        """Return the tensors to save in a checkpoint, by name; a load copies into them."""
         return {**super().tensors(), "epsilon": self.epsilon}
 
 
@@ -154,5 +154,5 @@ def epsilon_greedy(values: Tensor, noise: Tensor, epsilon: Tensor, legal: Tensor
 
 
 def decayed(first: float, last: float, share: Tensor) -> Tensor:
-    """Interpolate linearly from `first` to `last` as `share` goes from 0 to 1; constant outside."""
+    """Return the value of a linear schedule from `first` to `last`, `share` (0 to 1) of the way; constant beyond."""
     return first + (last - first) * share.clamp(0.0, 1.0)

@@ -39,8 +39,8 @@ recurrent ones.
 
 
 class Memory(nn.Module):
-    """Layers of a recurrent cell for G towers. Orthogonal weights for each gate, zero biases unless `memory_init` is
-    set.
+    """Recurrent layers of one kind of cell for G networks side by side ("towers"). Orthogonal weights for each gate,
+    zero biases unless `memory_init` is set.
 
     The state of a lane is one column (R): layer, tower, unit; for an LSTM all h, then all c. It starts as zeros.
     """
@@ -78,7 +78,7 @@ class Memory(nn.Module):
     @torch.no_grad()
     def _initialise_gates(self, longest: int | None, generator: torch.Generator) -> None:
         """Set the gates' biases by chrono initialisation: a gate sigmoid(b) with b = ln(t - 1) keeps the state for
-        about t steps, t uniform in [2, `longest`]. Does nothing if `longest` is None.
+        about t steps, t uniform in [2, `longest`]. With `longest` None only an LSTM's forget bias is set.
 
         Tallec & Ollivier 2018, "Can recurrent neural networks warp time?", equation 12. With `longest` 1 a GRU or an
         LSTM is h' = tanh(x + W h) with an orthogonal W: a delay line that holds as many past inputs as there are units
@@ -138,8 +138,8 @@ class Memory(nn.Module):
         return features, torch.stack([torch.stack(layers) for layers in zip(*after, strict=True)]).detach().view(-1, B)
 
     def _mingru(self, gates: Tensor, features: Tensor, first: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-        """Unroll one MinGRU layer: gates (G, 3 M, T, B), inputs (G, M, T, B), initial state (G, M, B) to outputs (G, M,
-        T B) and final state (G, M, B).
+        """Unroll one MinGRU layer over `gates` (G, 3 M, T, B) and inputs `features` (G, M, T, B) from the initial state
+        `first` (G, M, B). Returns outputs (G, M, T B) and the final state (G, M, B).
         """
         hidden, gate, highway = gates.split(self.units, dim=1)
         write = gate.sigmoid()
@@ -152,34 +152,34 @@ class Sequential(Protocol):
     """Interface of recurrent networks: an initial state, and unrolling over T steps."""
 
     def initial_state(self, lanes: int) -> State:
-        """Recurrent state of `lanes` lanes at an episode's start, tensors (R, N)."""
+        """Return the recurrent state of `lanes` lanes at an episode's start, tensors (R, N)."""
 
     def unroll(
         self, observation: Tensor, state: State, reset: Tensor, normalizer: Any = None
     ) -> tuple[Tensor, Tensor, State]:
         """Unroll T steps of B lanes: observations (O, T B), initial state, and `reset` (T, B), 1 where an episode
-        begins. Returns head parameters (H, T B), values (T B) and the final state.
+        begins. Returns parameters of the action distribution (H, T B), values (T B) and the final state.
         """
 
 
 class Recurrent(nn.Module):
-    """Recurrent policy and value network: a built-in encoder, recurrent layers, heads."""
+    """Recurrent policy and value network: a built-in encoder (MLP or convolutions), recurrent layers, output layers."""
 
     def __init__(self, encoder: Any, memory: Memory) -> None:
-        """`encoder`: an MLP or a convolutional network, with `features` (O, B) to (G, K, B) and `heads` (G, M, B) to
-        head parameters and values.
+        """Join `encoder` and `memory`. The encoder is an MLP or a convolutional network, with `features` (O, B) to (G,
+        K, B) and `heads` (G, M, B) to distribution parameters and values.
         """
         super().__init__()
         self.encoder, self.memory = encoder, memory
 
     def initial_state(self, lanes: int) -> State:
-        """Recurrent state of `lanes` lanes at an episode's start: zeros (R, N)."""
+        """Return the recurrent state of `lanes` lanes at an episode's start: zeros (R, N)."""
         return (self.memory.input_biases[0].new_zeros(self.memory.rows, lanes),)
 
     def unroll(
         self, observation: Tensor, state: State, reset: Tensor, normalizer: RunningNormalizer | None = None
     ) -> tuple[Tensor, Tensor, State]:
-        """Unroll T steps, see `Sequential.unroll`."""
+        """Unroll T steps of B lanes; arguments and results as for `Sequential.unroll`."""
         (before,) = state
         features = self.encoder.features(observation, normalizer)
         features, after = self.memory(features, before, (reset == 0).to(before.dtype))
@@ -188,7 +188,7 @@ class Recurrent(nn.Module):
 
 
 class SampleMajor(nn.Module):
-    """Adapter of a user's own recurrent network to feature-major tensors.
+    """Adapter from feature-major tensors to a user's own recurrent network, whose tensors are (T, B, ...).
 
     The network has `initial_state(B)`, a tuple of tensors (B, ...), and maps observations (T, B, O), a state and
     `reset` (T, B) to head parameters (T, B, H), values (T, B) or (T, B, 1) and the final state. It starts from its
@@ -202,13 +202,15 @@ class SampleMajor(nn.Module):
 
     @torch.no_grad()
     def initial_state(self, lanes: int) -> State:
-        """Recurrent state of `lanes` lanes at an episode's start."""
+        """Return the recurrent state of `lanes` lanes at an episode's start, as the user's network defines it."""
         return tuple(part.detach().reshape(lanes, -1).t().contiguous() for part in self.module.initial_state(lanes))  # type: ignore[operator]
 
     def unroll(
         self, observation: Tensor, state: State, reset: Tensor, normalizer: Any = None
     ) -> tuple[Tensor, Tensor, State]:
-        """Unroll T steps, see `Sequential.unroll`. Ignores `normalizer`: the caller has normalized the observations."""
+        """Unroll T steps of B lanes; arguments and results as for `Sequential.unroll`. Ignores `normalizer`: the caller
+        has normalized the observations.
+        """
         T, B = reset.shape
         before = tuple(part.t().reshape(B, *shape) for part, shape in zip(state, self._shapes, strict=True))
         head, value, after = self.module(observation.t().reshape(T, B, -1), before, reset.to(torch.float32))

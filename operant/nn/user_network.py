@@ -14,8 +14,9 @@ from operant.nn import mlp, recurrent
 
 
 def load(kind: str, observation: int, head_rows: int, seed: int) -> mlp.SampleMajor | recurrent.SampleMajor:
-    """Load a user's own network, `kind` = "FILE.py:Class", with `observation` inputs and `head_rows` outputs. One with
-    an `initial_state` is recurrent. Raises ConfigError with the problem in a sentence.
+    """Create a user's own network, `kind` = "FILE.py:Class", with `observation` inputs and `head_rows` outputs,
+    initialised from `seed`. One with an `initial_state` is recurrent. Raises ConfigError with the problem in a
+    sentence.
     """
     file_name, colon, class_name = kind.rpartition(":")  # the file's name may contain colons
     if not colon:
@@ -59,7 +60,7 @@ def _is_recurrent(built: object) -> bool:
 
 
 def _problem(built: object, observation: int, head_rows: int) -> str | None:
-    """Problem of a user's network as a sentence, found by calling it; None if it has none."""
+    """Return the problem of a user's network as a sentence, found by calling it, or None if it has none."""
     if not isinstance(built, nn.Module):
         return "is not a torch.nn.Module"
     other = [name for name, parameter in built.named_parameters() if parameter.dtype != torch.float32]
@@ -85,7 +86,9 @@ def _problem(built: object, observation: int, head_rows: int) -> str | None:
 
 
 def _feed_forward_problem(built: nn.Module, observation: int, head_rows: int) -> str | None:
-    """Problem of a feed-forward network as a sentence, found by calling it; None if it has none."""
+    """Return the problem of a feed-forward network's outputs as a sentence, found by calling it, or None if there is
+    none.
+    """
     outputs = built(torch.zeros(2, observation))
     if not (
         isinstance(outputs, tuple | list)
@@ -109,8 +112,8 @@ _NO_GRADIENT = "returns head parameters that carry no gradient: none of its para
 
 
 def _recurrent_problem(built: Any, observation: int, head_rows: int) -> str | None:
-    """Problem of a recurrent network as a sentence, found by calling it; None if it has none. A sequence must give the
-    same outputs whole and in two halves.
+    """Return the problem of a recurrent network's outputs as a sentence, found by calling it, or None if there is none.
+    A sequence must give the same outputs whole and in two halves.
     """
     T, B = 4, 2
     first = built.initial_state(B)
@@ -150,7 +153,7 @@ def _recurrent_problem(built: Any, observation: int, head_rows: int) -> str | No
 
 
 def _marked(reset: Tensor, step: int) -> Tensor:
-    """Copy of `reset` with a 1 at step `step` of the second lane."""
+    """Return a copy of `reset` (T, B) with a 1 at step `step` of the second lane."""
     marked = reset.clone()
     marked[step, 1] = 1.0
     return marked

@@ -71,11 +71,11 @@ class DQNConfig(OffPolicyConfig):
     )
 
     def completed(self, steps: int) -> Self:
-        """Return a copy of this configuration with `epsilon_steps` set, by default to a tenth of the run's `steps`."""
+        """Return a copy of this configuration in which `epsilon_steps`, if not set, is a tenth of the run's `steps`."""
         return super().completed(steps).model_copy(update={"epsilon_steps": self.epsilon_steps or max(1, steps // 10)})
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Return the problems between these values for `lanes` lanes, as (key, message)."""
+        """Return what is wrong with these values for a run with `lanes` lanes, as (key, message)."""
         problems = super().problems(lanes)
         if self.critic == "c51" and self.v_min >= self.v_max:
             problems.append(

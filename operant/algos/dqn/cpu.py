@@ -22,8 +22,8 @@ log = logging.getLogger("operant.dqn")
 
 
 def use_manual_backward(dqn: DQN) -> None:
-    """Replace the networks' passes of `dqn` by hand-written ones, if network, device and `algo.kernels` allow; else do
-    nothing.
+    """Replace methods of `dqn` by ones with hand-written forward and backward passes, if network, device and
+    `algo.kernels` allow; else do nothing.
     """
     if not manual.applies(dqn.policy, dqn.config.kernels):
         return
@@ -35,7 +35,7 @@ def use_manual_backward(dqn: DQN) -> None:
 
 
 class ManualPasses:
-    """Methods that replace those of a `DQN` on a CPU: outputs, gradient and update without autograd through the
+    """Methods that replace those of a `DQN` on a CPU: outputs, gradient and update, without autograd through the
     network.
     """
 
@@ -51,9 +51,7 @@ class ManualPasses:
         self._gradient = weights.views(self._vector)
 
     def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch, arguments as for `DQN.update`; do nothing where `skip` is 1, which a CPU can
-        branch on.
-        """
+        """Learn from one batch, arguments as for `DQN.update`; do nothing while `skip` is 1."""
         if not bool(self._dqn.cycle.skip):
             self._autograd_update(ticks, number)
 
@@ -64,7 +62,9 @@ class ManualPasses:
         return self._acting.parameters
 
     def next_outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return outputs (H, B) at s' of the target network and of the network that chooses a'."""
+        """Return the outputs (H, B) at the next observations s' of the target network, and of the network that chooses
+        a'.
+        """
         self._online.refresh()
         self._target.refresh()
         self._next.forward(batch.next_observation)
@@ -74,8 +74,8 @@ class ManualPasses:
         return self._next.parameters, self._choosing.parameters
 
     def gradient(self, batch: Batch, target: Tensor, weight: Tensor | None) -> QLoss:
-        """Write the gradient of the loss to the flat gradient vector, and return the loss. `target` as for `q_loss`;
-        `weight` (B), None: 1.
+        """Write the gradient of the loss to the flat gradient vector; return the loss. `target` is y (B), or its
+        distribution (K, B); `weight` (B) are importance-sampling weights, None: 1.
 
         `next_outputs` was called since the last step, so the packed weights are current.
         """

@@ -3,9 +3,16 @@
 Plain DQN by default; keys turn on double Q-learning, a duelling head, n-step returns, a distribution of returns (C51),
 prioritised replay, and Polyak targets. Only legal actions count in a maximum, and only they are explored.
 
-This file is the specification, in torch and autograd, and reads from top to bottom. `cpu.py` replaces the networks'
-passes by hand-written ones on a CPU, and `fused/` everything by Triton kernels on a GPU; both are tested against it.
-The cycle of act, step, store and update is `OffPolicy`'s (operant/algos/base.py).
+One iteration is T ticks, steps of all N lanes (`OffPolicy` in operant/algos/base.py):
+
+    for t in 0 ... T - 1: `act`, step the world, store N transitions in the replay, then each `update` that is due
+
+Until the replay holds `algo.learning_starts` transitions, actions are random (`cycle.warming` is 1) and updates change
+nothing (`cycle.skip` is 1): on a GPU the iteration is one CUDA graph, which cannot branch.
+
+This file is the specification, in torch and autograd, and reads from top to bottom. Its last part is for the monitor:
+thresholds and explanations of the metrics. `cpu.py` replaces the networks' passes by hand-written ones on a CPU, and
+`fused/` everything by Triton kernels on a GPU; both are tested against it.
 
 Shape letters: T ticks, N lanes, B samples of a batch, A actions, K atoms of a distribution, H = A K (or (A + 1) K,
 duelling) outputs of the network.
@@ -13,12 +20,22 @@ duelling) outputs of the network.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from operant.algos.base import NOT_FINITE, Estimate, OffPolicy, Threshold, metric, replay_metrics
+from operant.algos.base import (
+    NOT_FINITE,
+    REPLAY_FILL,
+    UPDATES,
+    Estimate,
+    OffPolicy,
+    jumps,
+    metric,
+    metric_specs,
+    runs_away,
+)
 from operant.algos.dqn import cpu, fused
 from operant.algos.dqn.config import DQNConfig
 from operant.data import Batch
@@ -42,61 +59,19 @@ from operant.nn import (
 )
 from operant.worlds import World
 
-_NOT_FINITE: Final = "lower algo.learning_rate or algo.max_gradient_norm"
-_DIVERGES: Final = (
-    "Q values run away: lower algo.learning_rate, raise algo.target_every (or lower algo.tau), or set algo.double=true"
-)
-
 
 class Stats(NamedTuple):
-    """Metrics of an iteration. The first four are means over its updates."""
+    """Metrics of an iteration. The first four are means over its updates. `DETAILS` has their thresholds and
+    explanations.
+    """
 
-    q_loss: Tensor = metric("loss/q", "Q loss", order=80, advice=_NOT_FINITE)
-    td_error: Tensor = metric(
-        "td_error",
-        "TD error",
-        figure="TD error",
-        order=50,
-        advice=_NOT_FINITE,
-        thresholds=(
-            Threshold(
-                "warn",
-                at_least=10.0,
-                relative_to="minute",
-                records=0.0,
-                advice=f"ten times the last minute's: if it stays, {_DIVERGES}",
-            ),
-        ),
-        explanation="The mean distance of Q values from their targets, in units of return. It should stay a small "
-        "share of the Q values.",
-    )
-    q_mean: Tensor = metric(
-        "q_mean",
-        "mean Q value",
-        figure="Q",
-        order=45,
-        advice=_NOT_FINITE,
-        thresholds=(Threshold("bad", at_least=1e6, advice=_DIVERGES), Threshold("bad", below=-1e6, advice=_DIVERGES)),
-        explanation="The mean Q value of the sampled actions: the discounted return to come. A value that grows "
-        "without bound while the return does not is the usual way in which Q-learning fails.",
-    )
-    gradient_norm: Tensor = metric(
-        "gradient_norm",
-        "gradient norm",
-        order=110,
-        advice=_NOT_FINITE,
-        explanation="The norm of the loss's gradient before it is clipped to algo.max_gradient_norm. Its size depends "
-        "on the task; a jump is what matters.",
-    )
-    epsilon: Tensor = metric(
-        "epsilon",
-        "epsilon",
-        figure="epsilon",
-        order=70,
-        explanation="The probability of a random action; 1 until algo.learning_starts environment steps are taken.",
-    )
-    replay_fill: Tensor = replay_metrics("")[0]
-    updates: Tensor = replay_metrics("")[1]
+    q_loss: Tensor = metric("loss/q", "Q loss", order=80)
+    td_error: Tensor = metric("td_error", "TD error", figure="TD error", order=50)
+    q_mean: Tensor = metric("q_mean", "mean Q value", figure="Q", order=45)
+    gradient_norm: Tensor = metric("gradient_norm", "gradient norm", order=110)
+    epsilon: Tensor = metric("epsilon", "epsilon", figure="epsilon", order=70)
+    replay_fill: Tensor = REPLAY_FILL
+    updates: Tensor = UPDATES
     not_finite: Tensor = NOT_FINITE
 
 
@@ -137,6 +112,7 @@ class DQN(OffPolicy):
             world, config, self.policy, seed=seed, steps=steps, acting_noise=self.policy.noise_rows, exchange=exchange
         )
 
+        self.metrics = metric_specs(Stats, DETAILS)
         self.normalizer = self.policy.normalizer
 
         # The target network starts as a copy and shares the observation normalizer.
@@ -160,7 +136,7 @@ class DQN(OffPolicy):
     def make_actor(
         cls, spec: Env, config: DQNConfig, net: NetConfig, device: torch.device, *, seed: int = 0
     ) -> QPolicy:
-        """Create the Q network of the environment `spec` with its greedy policy alone, without buffers for training."""
+        """Create the Q network for the environment `spec` with its greedy policy, without buffers for training."""
         return QPolicy(
             spec,
             net,
@@ -186,8 +162,8 @@ class DQN(OffPolicy):
 
     @torch.no_grad()
     def act(self, t: int) -> None:
-        """Write epsilon-greedy actions for tick t (vectorised step), (1, N), to the rollout, by the Q values of its
-        observation t. Only legal actions are chosen.
+        """Write epsilon-greedy actions (1, N) of tick t (step of all lanes) to the rollout. Only legal actions are
+        chosen.
         """
         collector = self.cycle.collector
         rollout, legal = collector.rollout, collector.legal(t)
@@ -204,9 +180,11 @@ class DQN(OffPolicy):
         it is due, move the target network.
         """
         config, cycle, skip = self.config, self.cycle, self.cycle.skip
+        # B transitions: observation (O, B), action (1, B), n-step reward (B), discount (B), next_observation (O, B).
+        # `weight` (B): importance-sampling weights of prioritised replay; None: all are 1.
         batch, weight = cycle.sampler.sample(ticks, number)
 
-        # One step down the gradient of the loss.
+        # One step of Adam down the gradient of E[w (Q(s, a) - y)^2] / 2, clipped to a norm; see `q_target`, `q_loss`.
         target = q_target(self.policy.distribution, *self.next_outputs(batch), batch)
         result = self.gradient(batch, target, weight)
         cycle.sampler.set_priorities(result.priority, skip)
@@ -234,15 +212,15 @@ class DQN(OffPolicy):
 
     @torch.no_grad()
     def next_outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return outputs (H, B) at the next observations s' of two networks: of the target network, and of the network
-        that chooses a'.
+        """Return the outputs (H, B) of two networks at the next observations s': of the target network, and of the
+        network that chooses a', the online one with `double`.
         """
         target = self.target.parameters(batch.next_observation)
         return target, self.policy.parameters(batch.next_observation) if self.config.double else target
 
     def gradient(self, batch: Batch, target: Tensor, weight: Tensor | None) -> QLoss:
-        """Write the gradient of the loss to the flat gradient vector, and return the loss. `target` as for `q_loss`;
-        `weight` (B), None: 1.
+        """Write the gradient of the loss to the flat gradient vector; return the loss. `target` is y (B), or its
+        distribution (K, B); `weight` (B) are importance-sampling weights, None: 1.
         """
         with torch.enable_grad():
             result = self.loss(self.policy.parameters(batch.observation), batch, target, weight)
@@ -250,13 +228,13 @@ class DQN(OffPolicy):
         return result
 
     def loss(self, outputs: Tensor, batch: Batch, target: Tensor, weight: Tensor | None) -> QLoss:
-        """Return the loss of the network's outputs (H, B) at `batch.observation`; arguments as for `q_loss`."""
+        """Return the loss for the network's outputs (H, B) at `batch.observation`; arguments as for `q_loss`."""
         return q_loss(self.policy.distribution, outputs, batch, target, weight)
 
     # STATE, COST
 
     def iteration_stats(self) -> tuple[Tensor, ...]:
-        """Return the iteration's epsilon, (1)."""
+        """Return epsilon, the probability of a random action, (1)."""
         return (self.policy.epsilon.reshape(1),)
 
     def parameters(self) -> tuple[Tensor, ...]:
@@ -270,8 +248,8 @@ class DQN(OffPolicy):
 
     @classmethod
     def estimate(cls, spec: Env, config: DQNConfig, net: NetConfig, lanes: int) -> Estimate:
-        """Estimate steps, FLOPs and bytes of an iteration of `lanes` lanes: acting, and the updates' forward and
-        backward passes.
+        """Estimate environment steps, FLOPs and bytes of an iteration of `lanes` lanes: acting, and the updates'
+        forward and backward passes.
         """
         steps, samples = config.horizon * lanes, config.updates * config.batch_size
         forward, backward = network_flops(cls.make_actor(spec, config, net, torch.device("cpu")))
@@ -285,7 +263,7 @@ class DQN(OffPolicy):
 
 
 class QLoss(NamedTuple):
-    """Loss of a batch, and for each of its B samples priority, Q value and TD error."""
+    """Loss of a batch, and priority, Q value and TD error of each of its B samples."""
 
     loss: Tensor  # (), weighted mean over the samples
     priority: Tensor  # (B), |Q - y|, or the cross-entropy of distributions, for prioritised replay
@@ -329,5 +307,39 @@ def q_loss(head: QHead, outputs: Tensor, batch: Batch, target: Tensor, weight: T
 
 
 def action_logits(head: QHead, outputs: Tensor, action: Tensor) -> Tensor:
-    """Return the K logits of the sampled actions (1, B) from the network's outputs (H, B): (K, B)."""
+    """Return the outputs (K, B) of the actions `action` (1, B), from the network's outputs (H, B): Q itself (K = 1), or
+    logits of its atoms.
+    """
     return head.logits(outputs).gather(0, action.long()[:, None].expand(1, head.atoms, -1))[0]
+
+
+# THE METRICS IN A MONITOR
+
+_NOT_FINITE: Final = "lower algo.learning_rate or algo.max_gradient_norm"
+_DIVERGES: Final = (
+    "Q values run away: lower algo.learning_rate, raise algo.target_every (or lower algo.tau), or set algo.double=true"
+)
+
+DETAILS: Final[dict[str, dict[str, Any]]] = {
+    "q_loss": {"advice": _NOT_FINITE},
+    "td_error": {
+        "advice": _NOT_FINITE,
+        "thresholds": jumps(f"ten times the last minute's: if it stays, {_DIVERGES}"),
+        "explanation": "The mean distance of Q values from their targets, in units of return. It should stay a small "
+        "share of the Q values.",
+    },
+    "q_mean": {
+        "advice": _NOT_FINITE,
+        "thresholds": runs_away(_DIVERGES),
+        "explanation": "The mean Q value of the sampled actions: the discounted return to come. A value that grows "
+        "without bound while the return does not is the usual way in which Q-learning fails.",
+    },
+    "gradient_norm": {
+        "advice": _NOT_FINITE,
+        "explanation": "The norm of the loss's gradient before it is clipped to algo.max_gradient_norm. Its size "
+        "depends on the task; a jump is what matters.",
+    },
+    "epsilon": {
+        "explanation": "The probability of a random action; 1 until algo.learning_starts environment steps are taken.",
+    },
+}

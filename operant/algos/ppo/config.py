@@ -124,7 +124,7 @@ class PPOConfig(Section):
     )
 
     def completed(self, steps: int) -> Self:
-        """Return a copy of this configuration with `anneal_steps` set, by default to the run's `steps`."""
+        """Return a copy of this configuration in which `anneal_steps`, if needed and not set, is the run's `steps`."""
         return self.model_copy(update={"anneal_steps": self.anneal_steps or steps}) if self.anneal else self
 
     @property
@@ -145,8 +145,8 @@ class PPOConfig(Section):
         return minibatches.layout(self.horizon, lanes, self.minibatches).shards
 
     def problems(self, lanes: int, *, memory: bool = False) -> list[tuple[str, str]]:
-        """Return the problems between these values for `lanes` lanes, as (key, message). `memory`: the policy is
-        recurrent.
+        """Return what is wrong with these values for a run with `lanes` lanes, as (key, message). `memory`: the policy
+        is recurrent.
         """
         if self.horizon * lanes < 2:
             return [

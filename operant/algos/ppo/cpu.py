@@ -53,7 +53,7 @@ class ManualBackend(TorchBackend):
         return threads.alone()(work)
 
     def prepare(self) -> None:
-        """Pack the policy's current weights into the layout of the products."""
+        """Copy the policy's current weights into the layout that matrix products read."""
         self._forward.refresh()
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -71,8 +71,8 @@ class ManualBackend(TorchBackend):
 
 
 class Gradient(chunked.Gradient):
-    """Gradient of `ppo_loss` on minibatches of B samples, computed in chunks of `sizes` samples, whose number is a
-    power of two. For an exchange of several ranks see `chunked.Gradient`.
+    """Gradient of `ppo_loss` on minibatches of B samples, computed in chunks of `sizes` samples by a thread pool. The
+    number of chunks is a power of two. With several ranks in `exchange` see `chunked.Gradient`.
     """
 
     def __init__(
@@ -90,12 +90,14 @@ class Gradient(chunked.Gradient):
         self._factors = torch.tensor(factors) / (sum(sizes) * exchange.ranks)
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Write the gradient into the policy's flat gradient vector; return the loss's terms (E)."""
+        """Write the gradient of the minibatch's loss into the policy's flat gradient vector; return the loss's terms
+        (E).
+        """
         return super().__call__(batch) * self._factors
 
 
 class _Chunk:
-    """Loss and gradient of n samples, as sums over them; `Gradient` divides by B."""
+    """Loss and gradient of n samples of a minibatch, as sums over them; `Gradient` divides by B."""
 
     def __init__(self, policy: Policy, weights: manual.Weights, config: PPOConfig, n: int) -> None:
         self._config = config

@@ -107,7 +107,7 @@ class SequenceBackend(TorchBackend):
         return threads.alone()(work) if self.device.type == "cpu" else work
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the recurrent states of the lanes, by their names in a checkpoint."""
+        """Return the lanes' recurrent states, by their names in a checkpoint."""
         return {f"state/{k}": part for k, part in enumerate(self._state)}
 
     # ACT
@@ -123,7 +123,7 @@ class SequenceBackend(TorchBackend):
             self.start()
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Write actions, log-probabilities and values of step t, for all lanes; `lanes` is None."""
+        """Write actions, log-probabilities and values of step t for all lanes. `lanes` must be None."""
         if t % self._length == 0:
             for starts, part in zip(self._starts, self._state, strict=True):
                 starts[t // self._length].copy_(part)
@@ -179,8 +179,8 @@ class SequenceBackend(TorchBackend):
             self._reset[t + 1].copy_(ended)
 
     def _final_values(self, t: int, final_observation: Tensor) -> None:
-        """Write V of final observations (O, N) where step t truncated an episode; other elements of `final_value` may
-        be overwritten, too.
+        """Write V of the true final observation of every episode that step t truncated, given the lanes' final
+        observations (O, N); other elements of `final_value` may be overwritten.
         """
         rollout, final_value, shards = self.collector.rollout, self.experience.final_value, self.cycle.shards
         if self._truncated:
@@ -206,7 +206,7 @@ class SequenceBackend(TorchBackend):
                     final_value[t][lane] = self.policy.unroll(final_observation[:, lane], state, no_reset)[1]
 
     def bootstrap(self) -> None:
-        """Write V of the observation after the last step; recurrent states stay."""
+        """Write V of the observation after the last step, without advancing the recurrent states."""
         self.experience.value[-1] = self._step(self.collector.rollout.observation[-1])[1]
 
     # LEARN
@@ -214,7 +214,9 @@ class SequenceBackend(TorchBackend):
     batches = OnPolicyBackend.batches
 
     def gather(self, blocks: Tensor) -> Segments:
-        """Gather the segments of the blocks (lanes of a segment) numbered `blocks` (m), in this order."""
+        """Gather the segments of blocks (up to 32 neighbouring lanes) with the numbers `blocks` (m), and the recurrent
+        states before them.
+        """
         states = tuple(self.cycle.minibatches.gather(starts, blocks) for starts in self._starts)
         return Segments(super().gather(blocks), states, self.gather_rows(self._reset, blocks))
 
@@ -234,8 +236,8 @@ class SequenceBackend(TorchBackend):
 
 
 class FusedSequences(SequenceBackend):
-    """Backend of fused Triton kernels over segments, see `operant.kernels.recurrent`. They reset a recurrent state when
-    it is read, not when an episode ends.
+    """Backend of fused Triton kernels over segments, by `operant.kernels.recurrent`. The kernels reset a lane's
+    recurrent state when they next read it, not when its episode ends.
     """
 
     name = "fused"
@@ -267,7 +269,7 @@ class FusedSequences(SequenceBackend):
         self.kernels.prepare()
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Write actions, log-probabilities and values of step t, for all lanes; `lanes` is None."""
+        """Write actions, log-probabilities and values of step t for all lanes. `lanes` must be None."""
         if t % self._length == 0:
             self._starts[0][t // self._length].copy_(self._state[0])
         self.kernels.act(t)

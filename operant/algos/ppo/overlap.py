@@ -24,8 +24,8 @@ from operant.worlds import World
 
 
 class Overlapped(PPO):
-    """PPO that collects the next rollout, by the backend `acting`, while it learns from the last one by `backend`. An
-    iteration is one phase.
+    """PPO that collects the next rollout, by the backend `acting` and a copy of the policy, while it learns from the
+    last one by `backend`. An iteration is one phase.
     """
 
     parts = PPO.parts | {
@@ -88,7 +88,9 @@ class Overlapped(PPO):
         self.phases = (Phase("train", self._train),)
 
     def start(self) -> None:
-        """Reset all lanes before the first iteration. A resumed run copies into `state` instead."""
+        """Reset all lanes before the first iteration of a new run. A resumed run copies tensors into
+        `state` instead.
+        """
         super().start()
         self.collected = False
         self._save_parameters()
@@ -96,7 +98,7 @@ class Overlapped(PPO):
     # AN ITERATION
 
     def _train(self) -> None:
-        """Run one iteration; the first of a run or of a resume also collects the rollout that it learns from."""
+        """Run one iteration. The first of a run or of a resume also collects the rollout that it learns from."""
         if not self.collected:
             self._collect_first()
         self._both()
@@ -133,29 +135,31 @@ class Overlapped(PPO):
         self.acting.collect()
 
     def _update(self) -> None:
-        """Learn from the copied rollout."""
+        """Learn from the rollout that was copied to the learner."""
         self.backend.prepare()
         self.backend.learn()
 
     @torch.no_grad()
     def _copy_rollout_and_policy(self) -> None:
-        """Copy the new rollout to the learner, and the learned policy to the actor."""
+        """Copy the newest rollout to the learner's buffers, and the learned parameters to the acting policy."""
         _copy_all([*self._rollout_pairs, *self._policy_pairs.values()])
 
     @torch.no_grad()
     def _save_world(self) -> None:
-        """Save the state of the lanes for checkpoints, and continue from it: before every collection but the first."""
+        """Save the state of the lanes for checkpoints, and begin the next rollout with the last observation. Called
+        before every collection but the first.
+        """
         world = self.world.state()
         _copy_all((saved, world[name]) for name, saved in self._world_before.items())
         self._save_parameters()
         self.collector.carry_on()
 
     def _save_parameters(self) -> None:
-        """Save the environment's scheduled parameters."""
+        """Save the values of the environment's scheduled parameters with which a collection begins."""
         _copy_all((saved, self._scheduled_parameters[name]) for name, saved in self._parameters_before.items())
 
     def _swap_parameters(self) -> None:
-        """Exchange the environment's scheduled parameters with those that `_save_parameters` saved."""
+        """Exchange the values of the environment's scheduled parameters with the saved ones."""
         for name, scalar in self._scheduled_parameters.items():
             current = scalar.clone()
             scalar.copy_(self._parameters_before[name])
@@ -164,8 +168,8 @@ class Overlapped(PPO):
     # STATE
 
     def state(self, tier: Tier) -> dict[str, Tensor]:
-        """Return the tensors of a `tier` ("policy", "train" or "all") by name; copy into them to load, before the first
-        iteration.
+        """Return the tensors to save in a checkpoint of a `tier` ("policy", "train" or "all"), by name; a load copies
+        into them, before the first iteration.
         """
         named = super().state(tier)
         if tier == "policy":

@@ -80,7 +80,9 @@ class SampleRows(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Samples of a minibatch, feature-major: observations, actions, advantages and the other inputs of the loss."""
+    """Samples of a minibatch: observations, actions, advantages and the other inputs of the loss. Samples are the last
+    axis.
+    """
 
     observation: Tensor  # (O, B)
     action: Tensor  # (A, B), raw: as sampled, before squashing or clipping to the environment's bounds
@@ -110,8 +112,8 @@ class Batch(NamedTuple):
 
 
 def ppo_loss(policy: Policy, batch: Batch, config: PPOConfig) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of a minibatch, clipped surrogate, value error and entropy bonus, and its terms by the names in
-    `TERMS`.
+    """Return the loss of a minibatch, clipped surrogate plus value error minus entropy bonus, and its terms by the
+    names in `TERMS`.
     """
     parameters, value = policy.forward(batch.observation, batch.legal)  # (H, B), (B)
     return loss_of_outputs(policy, parameters, value, batch, config)
@@ -120,8 +122,8 @@ def ppo_loss(policy: Policy, batch: Batch, config: PPOConfig) -> tuple[Tensor, d
 def loss_of_outputs(
     policy: Policy, parameters: Tensor, value: Tensor, batch: Batch, config: PPOConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of a minibatch and its terms from the network's outputs on it: action `parameters` (H, B) and
-    `value` (B).
+    """Return the loss of a minibatch and its terms, given the network's outputs on it: `parameters` of the action
+    distribution (H, B) and `value` (B).
 
     `cpu.py` and `fused/kernels.py` write out the gradient of this loss by hand. Change it in all three: the tests of
     both compare them with this function.
@@ -299,7 +301,7 @@ class TorchBackend(OnPolicyBackend):
         return ppo_loss(self.policy, batch, self.config)
 
     def batches(self, order: Tensor) -> Iterator[Any]:
-        """Yield the minibatches of an epoch, given its order of blocks (M), the block numbers."""
+        """Yield the minibatches of an epoch, given its random `order` of the rollout's blocks, (M) block numbers."""
         if self.policy.env.pixels:  # a gathered epoch of pictures would not fit in memory
             yield from super().batches(order)
         else:
@@ -307,7 +309,9 @@ class TorchBackend(OnPolicyBackend):
             yield from samples.split([len(samples.returns) // count] * count)
 
     def gather(self, blocks: Tensor) -> Any:
-        """Gather the samples of the blocks numbered `blocks` (m), in this order."""
+        """Gather the samples of blocks (up to 32 neighbouring lanes of one step) with the numbers `blocks` (m), as a
+        batch of B samples.
+        """
         rollout, experience, gather = self.collector.rollout, self.experience, self.gather_rows
         return Batch(
             observation=self.gather_observations(blocks),
@@ -406,7 +410,9 @@ class PPO(OnPolicy):
         return Experience(collector, SampleRows, raw)
 
     def start(self) -> None:
-        """Reset all lanes before the first iteration. A resumed run copies into `state` instead."""
+        """Reset all lanes before the first iteration of a new run. A resumed run copies tensors into
+        `state` instead.
+        """
         self.accrued_returns.carried.zero_()
         super().start()
 
@@ -418,13 +424,13 @@ class PPO(OnPolicy):
 
     @classmethod
     def make_actor(cls, spec: Env, config: PPOConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> Policy:
-        """Create the policy for playing in the environment `spec` alone, without buffers for training."""
+        """Create the policy for evaluation and play in the environment `spec`, without buffers for training."""
         return _for_playing(make_policy(spec, config, net, device, seed), config)
 
     @classmethod
     def estimate(cls, spec: Env, config: PPOConfig, net: NetConfig, lanes: int) -> Estimate:
-        """Estimate steps, FLOPs and bytes of an iteration of `lanes` lanes. One epoch without microbatches has the peak
-        of memory.
+        """Estimate environment steps, FLOPs and bytes of an iteration of `lanes` lanes. Its trial configuration, for
+        measuring memory, has one epoch and no microbatches, which take the most.
         """
         samples = config.horizon * lanes
         policy = make_policy(spec, config, net, torch.device("cpu"))
@@ -434,14 +440,14 @@ class PPO(OnPolicy):
 
 
 def make_policy(spec: Env, config: PPOConfig, net: NetConfig, device: torch.device, seed: int = 0) -> Policy:
-    """Create the policy for learning, which may differ from the one for playing (`_for_playing`)."""
+    """Create the policy for learning. The one for evaluation and play may differ, see `_for_playing`."""
     normalize, precision = config.normalize_observations, config.precision
     return Policy(spec, net, seed=seed, device=device, normalize=normalize, precision=precision)
 
 
 def _for_playing(policy: Policy, config: PPOConfig) -> Policy:
-    """Return the policy for playing: if trained without `carry_state`, a copy that resets its recurrent state after
-    every T steps.
+    """Return the policy for evaluation and play: `policy` itself, or if it was trained without `carry_state`, a copy
+    that resets its recurrent state after every T steps.
     """
     return policy.forgetting(config.horizon) if policy.recurrent and not config.carry_state else policy
 
@@ -518,16 +524,16 @@ DETAILS: Final[dict[str, dict[str, Any]]] = {
 
 
 def ppo_metrics(choices: Sequence[int]) -> tuple[MetricSpec, ...]:
-    """Return the metrics' declarations for a policy with these numbers of actions, one per choice; empty `choices`
-    means continuous actions.
+    """Return the declarations of PPO's metrics, in the order of `Stats`. `choices` are the numbers of actions, one per
+    choice; empty for continuous actions.
     """
     specs = metric_specs(Stats, DETAILS, entropy={"thresholds": entropy_thresholds(choices)})
     return tuple(spec._replace(advice=_NOT_FINITE) for spec in specs)
 
 
 def entropy_thresholds(choices: Sequence[int]) -> tuple[Threshold, ...]:
-    """Thresholds of the entropy for a policy with these numbers of actions, one per choice. Empty `choices` means
-    continuous actions, whose entropy may have any sign, but stays next to zero only after a collapse.
+    """Return the thresholds of the entropy. `choices` are the numbers of actions, one per choice; empty for continuous
+    actions, whose entropy may have any sign, but stays next to zero only after a collapse.
     """
     largest = sum(map(math.log, choices))
     scale = largest or math.log(2)

@@ -60,14 +60,14 @@ class PQNConfig(Section):
     )
 
     def completed(self, steps: int) -> Self:
-        """Return a copy of this configuration with the ends of its two schedules set, by default from the run's
+        """Return a copy of this configuration in which the ends of its two schedules, if not set, follow from the run's
         `steps`.
         """
         ends = {"anneal_steps": self.anneal_steps or steps} if self.anneal else {}
         return self.model_copy(update={**ends, "epsilon_steps": self.epsilon_steps or max(1, steps // 10)})
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Return the problems between these values for `lanes` lanes, as (key, message)."""
+        """Return what is wrong with these values for a run with `lanes` lanes, as (key, message)."""
         if self.horizon * lanes < 2:
             return [
                 (

@@ -40,7 +40,7 @@ class ManualBackend(TorchBackend):
         return threads.alone()(work)
 
     def prepare(self) -> None:
-        """Pack the policy's current weights into the layout of the products."""
+        """Copy the policy's current weights into the layout that matrix products read."""
         self._forward.refresh()
 
     def values(self, observation: Tensor, legal: Tensor | None = None) -> Tensor:
@@ -56,20 +56,22 @@ class ManualBackend(TorchBackend):
 
 
 class Gradient(chunked.Gradient):
-    """Gradient of `q_loss` on minibatches of B samples, computed in chunks of `sizes` samples, whose number is a power
-    of two.
+    """Gradient of `q_loss` on minibatches of B samples, computed in chunks of `sizes` samples by a thread pool. The
+    number of chunks is a power of two.
     """
 
     def __init__(self, policy: QPolicy, sizes: Sequence[int], pool: chunked.ThreadPool) -> None:
         super().__init__(policy, lambda weights, n: _Chunk(policy, weights, n), len(TERMS), sizes, pool)
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Write the gradient into the policy's flat gradient vector; return the loss's terms (E)."""
+        """Write the gradient of the minibatch's loss into the policy's flat gradient vector; return the loss's terms
+        (E).
+        """
         return super().__call__(batch) / len(batch.returns)
 
 
 class _Chunk:
-    """Loss and gradient of n samples, as sums over them; `Gradient` divides by B."""
+    """Loss and gradient of n samples of a minibatch, as sums over them; `Gradient` divides by B."""
 
     def __init__(self, policy: QPolicy, weights: manual.Weights, n: int) -> None:
         self._network = manual.Network(policy, weights, n).with_backward()

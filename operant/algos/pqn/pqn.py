@@ -77,7 +77,7 @@ class SampleRows(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Samples of a minibatch, feature-major: observations, actions, returns and legal actions."""
+    """Samples of a minibatch: observations, actions and returns. Samples are the last axis."""
 
     observation: Tensor  # (O, B)
     action: Tensor  # (1, B) int32
@@ -212,7 +212,9 @@ class TorchBackend(OnPolicyBackend):
         return q_loss(self.policy, batch)
 
     def gather(self, blocks: Tensor) -> Batch:
-        """Gather the samples of the blocks numbered `blocks` (m), in this order."""
+        """Gather the samples of blocks (up to 32 neighbouring lanes of one step) with the numbers `blocks` (m), as a
+        batch of B samples.
+        """
         action, returns = (
             self.gather_rows(buffer, blocks) for buffer in (self.collector.rollout.action, self.experience.returns)
         )
@@ -271,7 +273,7 @@ class PQN(OnPolicy):
     def make_actor(
         cls, spec: Env, config: PQNConfig, net: NetConfig, device: torch.device, *, seed: int = 0
     ) -> QPolicy:
-        """Create the Q network of the environment `spec` with its greedy policy alone, without buffers for training."""
+        """Create the Q network for the environment `spec` with its greedy policy, without buffers for training."""
         normalize, epsilon = config.normalize_observations, config.epsilon_start
         return QPolicy(
             spec, net, seed=seed, device=device, normalize=normalize, precision=config.precision, epsilon=epsilon
@@ -279,7 +281,9 @@ class PQN(OnPolicy):
 
     @classmethod
     def estimate(cls, spec: Env, config: PQNConfig, net: NetConfig, lanes: int) -> Estimate:
-        """Estimate steps, FLOPs and bytes of an iteration of `lanes` lanes. One epoch has the peak of memory."""
+        """Estimate environment steps, FLOPs and bytes of an iteration of `lanes` lanes. Its trial configuration, for
+        measuring memory, has one epoch, which takes the most.
+        """
         samples = config.horizon * lanes
         policy = cls.make_actor(spec, config, net, torch.device("cpu"))
         flops, moved = on_policy_work(policy, samples, lanes, config.epochs)

@@ -25,5 +25,5 @@ class SACConfig(DelayedActorConfig, ActorCriticConfig):
     )
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Return the problems between these values for `lanes` lanes, as (key, message)."""
+        """Return what is wrong with these values for a run with `lanes` lanes, as (key, message)."""
         return super().problems(lanes) + self.support_problems()

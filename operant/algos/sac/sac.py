@@ -1,11 +1,19 @@
 """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905) on N lanes: an off-policy actor-critic that maximises
 return plus entropy.
 
-This file is the specification, in torch and autograd, and reads from top to bottom. On a GPU the same updates run in
-fused Triton kernels (`operant.kernels.actor_critic`), which are tested against it. The cycle of act, step, store and
-update is `OffPolicy`'s (operant/algos/base.py).
+One iteration is T ticks, steps of all N lanes (`OffPolicy` in operant/algos/base.py):
 
-Shape letters: T ticks, N lanes, B samples of a batch, A actions, K features, C critics.
+    for t in 0 ... T - 1: `act`, step the world, store N transitions in the replay, then each `update` that is due
+
+Until the replay holds `algo.learning_starts` transitions, actions are random (`cycle.warming` is 1) and updates change
+nothing (`cycle.skip` is 1): on a GPU the iteration is one CUDA graph, which cannot branch.
+
+This file is the specification, in torch and autograd, and reads from top to bottom. Its last part is for the monitor:
+thresholds and explanations of the metrics. On a GPU the same updates run in fused Triton kernels
+(`operant.kernels.actor_critic`), which are tested against it.
+
+Shape letters: T ticks, N lanes, B samples of a batch, O observation, K features (of a normalized or one-hot encoded
+observation), A actions, C critics.
 """
 
 from __future__ import annotations
@@ -17,7 +25,18 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from operant.algos.base import NOT_FINITE, Estimate, OffPolicy, Threshold, metric, metric_specs, replay_metrics
+from operant.algos.base import (
+    NOT_FINITE,
+    REPLAY_FILL,
+    UPDATES,
+    Estimate,
+    OffPolicy,
+    Threshold,
+    jumps,
+    metric,
+    metric_specs,
+    runs_away,
+)
 from operant.algos.sac.config import SACConfig
 from operant.data import AccruedReturns, Batch
 from operant.envs import Discrete, Env
@@ -44,90 +63,23 @@ from operant.nn import (
 )
 from operant.worlds import World
 
-_NOT_FINITE: Final = "lower algo.critic_learning_rate, or set algo.max_gradient_norm=10"
-_DIVERGES: Final = (
-    "the critics diverge: lower algo.critic_learning_rate or algo.tau, set net.layer_norm=true, or algo.critics=2"
-)
-
 
 class Stats(NamedTuple):
-    """Metrics of an iteration. The first six are means over its updates."""
+    """Metrics of an iteration. The first six are means over its updates. `DETAILS` has their thresholds and
+    explanations.
+    """
 
-    critic_loss: Tensor = metric("loss/critic", "critic loss", order=70, advice=_NOT_FINITE)
-    actor_loss: Tensor = metric("loss/actor", "actor loss", order=80, advice=_NOT_FINITE)
-    q_mean: Tensor = metric(
-        "q_mean",
-        "mean Q value",
-        figure="Q",
-        order=45,
-        advice=_NOT_FINITE,
-        thresholds=(Threshold("bad", at_least=1e6, advice=_DIVERGES), Threshold("bad", below=-1e6, advice=_DIVERGES)),
-        explanation="The critics' mean value of the sampled actions: the discounted return to come, with the "
-        "entropy's share. A value that grows without bound while the return does not is the usual way in which "
-        "off-policy learning fails.",
-    )
-    td_error: Tensor = metric(
-        "td_error",
-        "TD error",
-        figure="TD error",
-        order=50,
-        advice=_NOT_FINITE,
-        thresholds=(
-            Threshold(
-                "warn",
-                at_least=10.0,
-                relative_to="minute",
-                records=0.0,
-                advice="ten times the last minute's: if it stays, the critics diverge",
-            ),
-        ),
-        explanation="The mean distance of the critics from their targets, in units of return. It should stay a small "
-        "share of the Q values.",
-    )
+    critic_loss: Tensor = metric("loss/critic", "critic loss", order=70)
+    actor_loss: Tensor = metric("loss/actor", "actor loss", order=80)
+    q_mean: Tensor = metric("q_mean", "mean Q value", figure="Q", order=45)
+    td_error: Tensor = metric("td_error", "TD error", figure="TD error", order=50)
     # -E[log pi] of actions sampled now; in updates without the actor, of those at the next observations
-    entropy: Tensor = metric(
-        "entropy",
-        "entropy",
-        figure="entropy",
-        order=40,
-        advice=_NOT_FINITE,
-        explanation="Minus the mean log-probability of the actor's actions, scaled to [-1, 1] where they are "
-        "continuous, in nats. An automatic temperature holds it near algo.target_entropy, by default -1 per "
-        "continuous action, or half of the most that n choices can have.",
-    )
-    gradient_norm: Tensor = metric(
-        "gradient_norm",
-        "gradient norm",
-        order=110,
-        advice=_NOT_FINITE,
-        explanation="The norm of the critics' gradient before it is clipped.",
-    )
-    temperature: Tensor = metric(
-        "temperature",
-        "temperature",
-        figure="temperature",
-        order=60,
-        advice=_NOT_FINITE,
-        thresholds=(
-            Threshold(
-                "warn",
-                at_least=100.0,
-                advice="the entropy outweighs the reward: lower algo.target_entropy or algo.initial_temperature, or "
-                "scale the reward up",
-            ),
-        ),
-        explanation="Alpha, the weight of the entropy next to the reward. Automatic: it falls while the entropy is "
-        "above its target, and rises below.",
-    )
-    replay_fill: Tensor = replay_metrics(", of all networks together")[0]
-    updates: Tensor = replay_metrics(", of all networks together")[1]
+    entropy: Tensor = metric("entropy", "entropy", figure="entropy", order=40)
+    gradient_norm: Tensor = metric("gradient_norm", "gradient norm", order=110)
+    temperature: Tensor = metric("temperature", "temperature", figure="temperature", order=60)
+    replay_fill: Tensor = REPLAY_FILL
+    updates: Tensor = UPDATES
     not_finite: Tensor = NOT_FINITE
-
-
-def _entropy_threshold(minimum: float) -> dict[str, Any]:
-    """Attributes of the entropy's metric: a warning below `minimum`, where the policy hardly explores."""
-    advice = "the policy hardly explores: raise algo.target_entropy, or leave algo.temperature on auto"
-    return {"thresholds": (Threshold("warn", below=minimum, records=0.75, unless="target", advice=advice),)}
 
 
 class SAC(OffPolicy):
@@ -163,7 +115,7 @@ class SAC(OffPolicy):
         noise = self.noise(actor)
         super().__init__(world, config, actor, seed=seed, steps=steps, **noise, exchange=exchange)
         discrete, A, outputs = isinstance(spec.action, Discrete), spec.action_size, critic_outputs(spec, config.outputs)
-        self.metrics = metric_specs(Stats, entropy=_entropy_threshold(0.0 if discrete else -4.0 * A))
+        self.metrics = metric_specs(Stats, DETAILS, entropy=_entropy_threshold(0.0 if discrete else -4.0 * A))
 
         self.normalizer = actor.features.normalizer
 
@@ -211,8 +163,8 @@ class SAC(OffPolicy):
 
     @classmethod
     def make_actor(cls, spec: Env, config: SACConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> Any:
-        """Create the actor of the environment `spec` alone: a squashed Gaussian, or a categorical policy for Discrete
-        actions.
+        """Create the actor for the environment `spec`, without buffers for training: a squashed Gaussian, or for
+        Discrete actions a categorical policy.
         """
         kind = CategoricalActor if isinstance(spec.action, Discrete) else SquashedActor
         return kind(
@@ -221,8 +173,8 @@ class SAC(OffPolicy):
 
     @staticmethod
     def noise(actor: Any) -> dict[str, Any]:
-        """Numbers of rows of uniform noise, as arguments of `OffPolicy`: 2 A per lane to act; 2 A per sample for the
-        next and 2 A for the current action.
+        """Return the rows of uniform noise as arguments of `OffPolicy`: 2 A per lane for acting; per sample 2 A for the
+        next action and 2 A for the current one.
         """
         rows = actor.noise_rows
         return {"acting_noise": rows, "update_noise": 2 * rows, "stored_action": torch.float32}
@@ -231,31 +183,31 @@ class SAC(OffPolicy):
 
     @torch.no_grad()
     def act(self, t: int) -> None:
-        """Sample the actions of tick t (vectorised step) from the actor, or uniformly while `cycle.warming` is 1."""
+        """Sample the actions of tick t (step of all lanes) from the actor, or uniformly while `cycle.warming` is 1."""
         cycle, actor = self.cycle, self.actor
         noise = cycle.collector.noise[t]  # (2 A, N)
-        parameters = actor.forward(actor.features(cycle.rollout.observation[t]))
-        sampled = actor.distribution.sample(parameters, noise)  # (A, N), in [-1, 1]
+        parameters = actor.forward(actor.features(cycle.rollout.observation[t]))  # means and log stds, (2 A, N)
+        sampled = actor.distribution.sample(parameters, noise)  # tanh(mean + std e), (A, N), in [-1, 1]
         uniform = torch.sub(2.0 * noise[: len(sampled)], 1.0)
         action = torch.where(cycle.warming > 0, uniform, sampled)
-        cycle.action[t] = action
-        cycle.rollout.action[t] = actor.to_env(action)
+        cycle.action[t] = action  # is stored in the replay
+        cycle.rollout.action[t] = actor.to_env(action)  # is scaled to the environment's bounds
 
     # LEARN
 
     def update(self, ticks: int, number: int) -> None:
         """Learn from one batch, update `number` of the iteration after `ticks` stored ticks: step the critics and their
-        targets, the actor if it is due, and the temperature.
-
-        The temperature's gradient uses log pi of the actor's current actions; if the actor is not due, of its actions
-        at the next observations.
+        targets, the actor if it is due, and the temperature. Where `skip` is 1 nothing changes.
         """
         config, skip = self.config, self.cycle.skip
+        # B transitions: observation (O, B), action (A, B), n-step reward (B), discount (B), next_observation (O, B).
+        # `weight` (B): importance-sampling weights of prioritised replay; None: all are 1.
         batch, weight = self.cycle.sampler.sample(ticks, number)
         temperature = self.log_temperature.exp()
         features = self.actor.features(batch.observation)  # (K, B)
 
-        # Critics: minimise the sum over critics of E[w (Q(s, a) - y)^2]; the targets follow by Polyak averaging.
+        # Critics: minimise the sum over critics of E[w (Q(s, a) - y)^2]. Their gradient is clipped to a norm, if
+        # `max_gradient_norm` is not 0; the targets follow by Polyak averaging: Q' <- (1 - tau) Q' + tau Q.
         critic, next_log_prob = self.critic_loss(batch, features, temperature, weight)
         self.critic_flat.backward(critic.loss)
         self.cycle.sampler.set_priorities(critic.priority, skip)
@@ -264,7 +216,8 @@ class SAC(OffPolicy):
         with torch.no_grad():
             self.target_flat.values.lerp_(self.critic_flat.values, config.tau * (1.0 - skip))
 
-        # Actor: gradients flow through the critics, into the actor alone.
+        # Actor, in every `actor_delay`-th update: minimise E[alpha log pi(a|s) - min_c Q_c(s, a)]. Gradients flow
+        # through the critics, into the actor alone.
         if config.actor_learns(number):
             actor_loss, log_prob = self.actor_loss(batch, features, temperature)
             self.actor.flat.backward(actor_loss)
@@ -273,10 +226,11 @@ class SAC(OffPolicy):
         else:
             actor_loss, log_prob = torch.zeros_like(critic.loss), next_log_prob.mean()
 
-        # Temperature: J(log alpha) = -log alpha (E[log pi] + target entropy).
+        # Temperature: J(log alpha) = -log alpha (E[log pi] + target entropy), by log pi of the actor's current actions;
+        # if the actor is not due, of its actions at the next observations.
         with torch.no_grad():
             if self.temperature_adam is not None:
-                mean_log_prob = self.exchange.gather(log_prob[None]).mean()
+                mean_log_prob = self.exchange.gather(log_prob[None]).mean()  # over the ranks
                 torch.neg(mean_log_prob + self.target_entropy, out=self.temperature_gradient[0])
                 self.temperature_adam.step(skip)
             reward_scale = self.reward_scale.factor
@@ -296,15 +250,19 @@ class SAC(OffPolicy):
         `features` (K, B) are those of the observations; `weight` (B) are importance-sampling weights, None: 1.
 
         y = r + discount (min_c Q'_c(s', a') - alpha log pi(a'|s')), a' sampled from the actor at s'. With C51 y is the
-        distribution of that on the support.
+        distribution of that on the support, and the loss the cross-entropy.
         """
         with torch.no_grad():
             next_features = self.actor.features(batch.next_observation)
-            noise = batch.noise[: len(batch.noise) // 2]  # (2 A, B)
+            noise = batch.noise[: len(batch.noise) // 2]  # (2 A, B), uniform
+            # a' = tanh(mean + std e), e ~ N(0, 1); log pi is that of the squashed Gaussian.
             next_action, next_log_prob = self.actor.sample_with_log_probability(next_features, noise)
-            # The discount is 0 where an episode ended. The entropy is part of the reward: with C51 it shifts the atoms.
+            # `reward` is r_t + gamma r_{t+1} + ... over n steps; `discount` is gamma^n, or 0 where an episode ended.
+            # The entropy is part of the reward: with C51 it shifts the atoms. `factor` is 1 without reward scaling.
             soft_reward = batch.reward * self.reward_scale.factor - batch.discount * temperature * next_log_prob
+            # soft_reward + discount min_c Q'_c(s', a')
             target = self.head.td_target(self.target(next_features, next_action), soft_reward, batch.discount)
+        # The sum over critics of mean(w (Q_c(s, a) - y)^2)
         return self.head.loss(self.critic(features, batch.action), target, weight), next_log_prob
 
     def actor_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
@@ -313,23 +271,26 @@ class SAC(OffPolicy):
         """
         noise = batch.noise[len(batch.noise) // 2 :]  # (2 A, B)
         action, log_prob = self.actor.sample_with_log_probability(features, noise)
+        # `constant`: no gradient in the critics' weights
         q = self.head.values(self.critic(features, action, constant=True)).amin(dim=0)  # (B)
         return (temperature * log_prob - q).mean(), log_prob.mean()
 
     def update_normalizers(self) -> None:
-        """Update the reward scale and the observation normalizer, which are constant during an iteration."""
+        """Update the running reward scale and observation statistics, which are constant during an iteration."""
         if self.reward_scale.active:
             self.reward_scale.update(self.accrued_returns(), self.exchange)
         super().update_normalizers()
 
     def iteration_stats(self) -> tuple[Tensor, ...]:
-        """Return the entropy temperature, (1)."""
+        """Return the temperature alpha, (1)."""
         return (self.log_temperature.exp(),)
 
     # STATE
 
     def start(self) -> None:
-        """Reset all lanes before the first iteration. A resumed run copies into `state` instead."""
+        """Reset all lanes before the first iteration of a new run. A resumed run copies tensors into
+        `state` instead.
+        """
         self.accrued_returns.carried.zero_()
         super().start()
 
@@ -357,8 +318,8 @@ class SAC(OffPolicy):
 
     @classmethod
     def estimate(cls, spec: Env, config: SACConfig, net: NetConfig, lanes: int) -> Estimate:
-        """Estimate steps, FLOPs and bytes of an iteration of `lanes` lanes: acting, and the updates' forward and
-        backward passes.
+        """Estimate environment steps, FLOPs and bytes of an iteration of `lanes` lanes: acting, and the updates'
+        forward and backward passes.
         """
         steps, samples, A = config.horizon * lanes, config.updates * config.batch_size, spec.action_size
         discrete, outputs = isinstance(spec.action, Discrete), critic_outputs(spec, config.outputs)
@@ -374,7 +335,7 @@ class SAC(OffPolicy):
         return Estimate(steps, flops, moved, config.trial())
 
     def fused_task(self) -> actor_critic.ActorCriticTask:
-        """Describe this algorithm for the fused kernels of `operant.kernels.actor_critic`."""
+        """Return what the fused kernels of `operant.kernels.actor_critic` need: networks, optimizers and buffers."""
         return actor_critic.ActorCriticTask(
             self.config,
             self.cycle,
@@ -400,12 +361,12 @@ class DiscreteSAC(SAC):
 
     @staticmethod
     def noise(actor: Any) -> dict[str, Any]:
-        """Numbers of rows of uniform noise, as arguments of `OffPolicy`: one per lane to act, none for an update."""
+        """Return the rows of uniform noise as arguments of `OffPolicy`: one per lane for acting, none for an update."""
         return {"acting_noise": actor.noise_rows}
 
     @torch.no_grad()
     def act(self, t: int) -> None:
-        """Sample the actions of tick t (vectorised step) from the actor, or uniformly from the legal ones while
+        """Sample the actions of tick t (step of all lanes) from the actor, or uniformly among the legal ones while
         `cycle.warming` is 1.
         """
         cycle, collector, actor = self.cycle, self.cycle.collector, self.actor
@@ -447,3 +408,62 @@ class DiscreteSAC(SAC):
             q = self.critic(features).amin(dim=0)  # (A, B)
         negative_entropy = (prob * log_prob).sum(dim=0)  # (B)
         return (temperature * negative_entropy - (prob * q).sum(dim=0)).mean(), negative_entropy.mean()
+
+
+# THE METRICS IN A MONITOR
+
+_NOT_FINITE: Final = "lower algo.critic_learning_rate, or set algo.max_gradient_norm=10"
+_DIVERGES: Final = (
+    "the critics diverge: lower algo.critic_learning_rate or algo.tau, set net.layer_norm=true, or algo.critics=2"
+)
+
+DETAILS: Final[dict[str, dict[str, Any]]] = {
+    "critic_loss": {"advice": _NOT_FINITE},
+    "actor_loss": {"advice": _NOT_FINITE},
+    "q_mean": {
+        "advice": _NOT_FINITE,
+        "thresholds": runs_away(_DIVERGES),
+        "explanation": "The critics' mean value of the sampled actions: the discounted return to come, with the "
+        "entropy's share. A value that grows without bound while the return does not is the usual way in which "
+        "off-policy learning fails.",
+    },
+    "td_error": {
+        "advice": _NOT_FINITE,
+        "thresholds": jumps("ten times the last minute's: if it stays, the critics diverge"),
+        "explanation": "The mean distance of the critics from their targets, in units of return. It should stay a "
+        "small share of the Q values.",
+    },
+    "entropy": {
+        "advice": _NOT_FINITE,
+        "explanation": "Minus the mean log-probability of the actor's actions, scaled to [-1, 1] where they are "
+        "continuous, in nats. An automatic temperature holds it near algo.target_entropy, by default -1 per "
+        "continuous action, or half of the most that n choices can have.",
+    },
+    "gradient_norm": {
+        "advice": _NOT_FINITE,
+        "explanation": "The norm of the critics' gradient before it is clipped.",
+    },
+    "temperature": {
+        "advice": _NOT_FINITE,
+        "thresholds": (
+            Threshold(
+                "warn",
+                at_least=100.0,
+                advice="the entropy outweighs the reward: lower algo.target_entropy or algo.initial_temperature, or "
+                "scale the reward up",
+            ),
+        ),
+        "explanation": "Alpha, the weight of the entropy next to the reward. Automatic: it falls while the entropy is "
+        "above its target, and rises below.",
+    },
+    "updates": {
+        "explanation": "Optimizer steps a second, of all networks together; 0 until algo.learning_starts environment "
+        "steps.",
+    },
+}
+
+
+def _entropy_threshold(minimum: float) -> dict[str, Any]:
+    """Return attributes of the entropy's metric: a warning below `minimum`, where the policy hardly explores."""
+    advice = "the policy hardly explores: raise algo.target_entropy, or leave algo.temperature on auto"
+    return {"thresholds": (Threshold("warn", below=minimum, records=0.75, unless="target", advice=advice),)}

@@ -1,22 +1,41 @@
 """Twin delayed deterministic policy gradient (Fujimoto, van Hoof & Meger 2018, arXiv 1802.09477) on N lanes,
 with a standard deviation of exploration noise per lane.
 
-This file is the specification, in torch and autograd, and reads from top to bottom. On a GPU the same updates run in
-fused Triton kernels (`operant.kernels.actor_critic`), which are tested against it. The cycle of act, step, store and
-update is `OffPolicy`'s (operant/algos/base.py).
+One iteration is T ticks, steps of all N lanes (`OffPolicy` in operant/algos/base.py):
 
-Shape letters: T ticks, N lanes, B samples of a batch, A actions, K features, C critics.
+    for t in 0 ... T - 1: `act`, step the world, store N transitions in the replay, then each `update` that is due
+
+Until the replay holds `algo.learning_starts` transitions, actions are random (`cycle.warming` is 1) and updates change
+nothing (`cycle.skip` is 1): on a GPU the iteration is one CUDA graph, which cannot branch.
+
+This file is the specification, in torch and autograd, and reads from top to bottom. Its last part is for the monitor:
+thresholds and explanations of the metrics. On a GPU the same updates run in fused Triton kernels
+(`operant.kernels.actor_critic`), which are tested against it.
+
+Shape letters: T ticks, N lanes, B samples of a batch, O observation, K features (of a normalized or one-hot encoded
+observation), A actions, C critics.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from operant.algos.base import NOT_FINITE, Estimate, OffPolicy, Threshold, metric, replay_metrics
+from operant.algos.base import (
+    NOT_FINITE,
+    REPLAY_FILL,
+    UPDATES,
+    Estimate,
+    OffPolicy,
+    Threshold,
+    jumps,
+    metric,
+    metric_specs,
+    runs_away,
+)
 from operant.algos.td3.config import TD3Config
 from operant.data import AccruedReturns, Batch
 from operant.envs import Env
@@ -43,77 +62,20 @@ from operant.worlds import World
 SATURATED = 0.98
 """Absolute value beyond which an action in [-1, 1] counts as saturated."""
 
-_NOT_FINITE: Final = "lower algo.critic_learning_rate, or set algo.max_gradient_norm=10"
-_DIVERGES: Final = (
-    "the critics diverge: lower algo.critic_learning_rate or algo.tau, set net.layer_norm=true, or algo.critics=2"
-)
-_SATURATED: Final = (
-    "the actor takes extreme actions only, where tanh has no gradient: lower algo.learning_rate, or "
-    "set algo.normalize_observations=true"
-)
-
 
 class Stats(NamedTuple):
-    """Metrics of an iteration. The first four are means over its updates, the next two over the actor's updates."""
+    """Metrics of an iteration. The first four are means over its updates, the next two over the actor's updates.
+    `DETAILS` has their thresholds and explanations.
+    """
 
-    critic_loss: Tensor = metric("loss/critic", "critic loss", order=70, advice=_NOT_FINITE)
-    q_mean: Tensor = metric(
-        "q_mean",
-        "mean Q value",
-        figure="Q",
-        order=45,
-        advice=_NOT_FINITE,
-        thresholds=(Threshold("bad", at_least=1e6, advice=_DIVERGES), Threshold("bad", below=-1e6, advice=_DIVERGES)),
-        explanation="The critics' mean value of the sampled actions: the discounted return to come. A value that "
-        "grows without bound while the return does not is the usual way in which off-policy learning fails.",
-    )
-    td_error: Tensor = metric(
-        "td_error",
-        "TD error",
-        figure="TD error",
-        order=50,
-        advice=_NOT_FINITE,
-        thresholds=(
-            Threshold(
-                "warn",
-                at_least=10.0,
-                relative_to="minute",
-                records=0.0,
-                advice="ten times the last minute's: if it stays, the critics diverge",
-            ),
-        ),
-        explanation="The mean distance of the critics from their targets, in units of return. It should stay a "
-        "small share of the Q values.",
-    )
-    gradient_norm: Tensor = metric(
-        "gradient_norm",
-        "gradient norm",
-        order=110,
-        advice=_NOT_FINITE,
-        explanation="The norm of the critics' gradient before it is clipped.",
-    )
-    actor_loss: Tensor = metric(
-        "loss/actor",
-        "actor loss",
-        order=80,
-        advice=_NOT_FINITE,
-        explanation="Minus the critic's value of the actor's own actions.",
-    )
-    saturated: Tensor = metric(
-        "saturated",
-        "saturated",
-        figure="saturated",
-        order=60,
-        advice=_NOT_FINITE,
-        thresholds=(
-            Threshold("bad", at_least=0.98, records=0.75, unless="best", advice=_SATURATED),
-            Threshold("warn", at_least=0.95, records=0.75, unless="best", advice=_SATURATED),
-        ),
-        explanation="The share of the actor's own actions beyond 0.98 of their bounds. Some tasks are solved so; "
-        "where the return stays low, the actor is stuck.",
-    )
-    replay_fill: Tensor = replay_metrics(" of the critics")[0]
-    updates: Tensor = replay_metrics(" of the critics")[1]
+    critic_loss: Tensor = metric("loss/critic", "critic loss", order=70)
+    q_mean: Tensor = metric("q_mean", "mean Q value", figure="Q", order=45)
+    td_error: Tensor = metric("td_error", "TD error", figure="TD error", order=50)
+    gradient_norm: Tensor = metric("gradient_norm", "gradient norm", order=110)
+    actor_loss: Tensor = metric("loss/actor", "actor loss", order=80)
+    saturated: Tensor = metric("saturated", "saturated", figure="saturated", order=60)
+    replay_fill: Tensor = REPLAY_FILL
+    updates: Tensor = UPDATES
     not_finite: Tensor = NOT_FINITE
 
 
@@ -155,6 +117,7 @@ class TD3(OffPolicy):
             stored_action=torch.float32,
             exchange=exchange,
         )
+        self.metrics = metric_specs(Stats, DETAILS)
 
         self.normalizer = actor.features.normalizer
 
@@ -198,8 +161,8 @@ class TD3(OffPolicy):
     def make_actor(
         cls, spec: Env, config: TD3Config, net: NetConfig, device: torch.device, *, seed: int = 0
     ) -> SquashedActor:
-        """Create the actor of the environment `spec` alone; its sampled actions have noise of standard deviation
-        `exploration_noise`.
+        """Create the actor for the environment `spec`, without buffers for training. Sampling adds noise of standard
+        deviation `exploration_noise` to its actions.
         """
         return SquashedActor(
             spec,
@@ -215,29 +178,32 @@ class TD3(OffPolicy):
 
     @torch.no_grad()
     def act(self, t: int) -> None:
-        """Write the actor's actions for tick t (vectorised step) with each lane's noise, or uniform ones while
+        """Write the actions of tick t (step of all lanes): the actor's plus each lane's noise, or uniform ones while
         `cycle.warming` is 1.
         """
         cycle, actor = self.cycle, self.actor
         noise = cycle.collector.noise[t]  # (2 A, N)
-        mean = actor.distribution.mode(actor.forward(actor.features(cycle.rollout.observation[t])))
+        mean = actor.distribution.mode(actor.forward(actor.features(cycle.rollout.observation[t])))  # tanh
         explored = torch.addcmul(mean, self.exploration, normal(noise)).clamp_(-1.0, 1.0)  # (A, N)
         uniform = torch.sub(2.0 * noise[: len(explored)], 1.0)
         action = torch.where(cycle.warming > 0, uniform, explored)
-        cycle.action[t] = action
-        cycle.rollout.action[t] = actor.to_env(action)
+        cycle.action[t] = action  # is stored in the replay
+        cycle.rollout.action[t] = actor.to_env(action)  # is scaled to the environment's bounds
 
     # LEARN
 
     def update(self, ticks: int, number: int) -> None:
         """Learn from one batch, update `number` of the iteration after `ticks` stored ticks: step the critics; if the
-        actor is due, step it and move all targets.
+        actor is due, step it and move all targets. Where `skip` is 1 nothing changes.
         """
         config, skip = self.config, self.cycle.skip
+        # B transitions: observation (O, B), action (A, B), n-step reward (B), discount (B), next_observation (O, B).
+        # `weight` (B): importance-sampling weights of prioritised replay; None: all are 1.
         batch, weight = self.cycle.sampler.sample(ticks, number)
         features = self.actor.features(batch.observation)  # (K, B)
 
-        # Critics: minimise the sum over critics of E[w (Q(s, a) - y)^2].
+        # Critics: minimise the sum over critics of E[w (Q(s, a) - y)^2]. Their gradient is clipped to a norm, if
+        # `max_gradient_norm` is not 0.
         critic = self.head.loss(self.critic(features, batch.action), self.critic_target(batch), weight)
         self.critic_flat.backward(critic.loss)
         self.cycle.sampler.set_priorities(critic.priority, skip)
@@ -254,14 +220,15 @@ class TD3(OffPolicy):
         if not config.actor_learns(number):
             return
 
-        # Actor: maximise the first critic's value of its actions. Gradients flow into the actor alone.
+        # Actor, in every `actor_delay`-th update: maximise the first critic's value of its actions. `constant`: no
+        # gradient in the critic's weights.
         action = self.actor.forward(features).tanh()
         actor_loss = -self.head.values(self.critic(features, action, constant=True))[0].mean()
         self.actor.flat.backward(actor_loss)
         clip_gradient(self.actor.flat.gradient, config.max_gradient_norm, self.exchange)
         self.actor_adam.step(skip)
 
-        # Targets follow by Polyak averaging.
+        # Targets follow by Polyak averaging: theta' <- (1 - tau) theta' + tau theta.
         with torch.no_grad():
             tau = config.tau * (1.0 - skip)
             self.target_flat.values.lerp_(self.critic_flat.values, tau)
@@ -275,13 +242,16 @@ class TD3(OffPolicy):
         """
         config = self.config
         features = self.actor.features(batch.next_observation)
+        # Target policy smoothing: clipped Gaussian noise, from uniform noise (2 A, B).
         noise = (config.target_noise * normal(batch.noise)).clamp_(-config.target_noise_clip, config.target_noise_clip)
         action = (self.target_actor.forward(features).tanh() + noise).clamp_(-1.0, 1.0)
+        # `reward` is r_t + gamma r_{t+1} + ... over n steps; `discount` is gamma^n, or 0 where an episode ended.
+        # `factor` is 1 without reward scaling.
         reward = batch.reward * self.reward_scale.factor
         return self.head.td_target(self.target(features, action), reward, batch.discount)
 
     def update_normalizers(self) -> None:
-        """Update the reward scale and the observation normalizer, which are constant during an iteration."""
+        """Update the running reward scale and observation statistics, which are constant during an iteration."""
         if self.reward_scale.active:
             self.reward_scale.update(self.accrued_returns(), self.exchange)
         super().update_normalizers()
@@ -289,7 +259,9 @@ class TD3(OffPolicy):
     # STATE
 
     def start(self) -> None:
-        """Reset all lanes before the first iteration. A resumed run copies into `state` instead."""
+        """Reset all lanes before the first iteration of a new run. A resumed run copies tensors into
+        `state` instead.
+        """
         self.accrued_returns.carried.zero_()
         super().start()
 
@@ -312,8 +284,8 @@ class TD3(OffPolicy):
 
     @classmethod
     def estimate(cls, spec: Env, config: TD3Config, net: NetConfig, lanes: int) -> Estimate:
-        """Estimate steps, FLOPs and bytes of an iteration of `lanes` lanes: acting, and the updates' forward and
-        backward passes.
+        """Estimate environment steps, FLOPs and bytes of an iteration of `lanes` lanes: acting, and the updates'
+        forward and backward passes.
         """
         steps, samples, A = config.horizon * lanes, config.updates * config.batch_size, spec.action_size
         actor = products(spec, net, 0, A)
@@ -326,7 +298,7 @@ class TD3(OffPolicy):
         return Estimate(steps, 2.0 * (steps * actor + samples * learning), moved, config.trial())
 
     def fused_task(self) -> actor_critic.ActorCriticTask:
-        """Describe this algorithm for the fused kernels of `operant.kernels.actor_critic`."""
+        """Return what the fused kernels of `operant.kernels.actor_critic` need: networks, optimizers and buffers."""
         config = self.config
         return actor_critic.ActorCriticTask(
             config,
@@ -344,3 +316,51 @@ class TD3(OffPolicy):
             self.TERMS,
             self.totals,
         )
+
+
+# THE METRICS IN A MONITOR
+
+_NOT_FINITE: Final = "lower algo.critic_learning_rate, or set algo.max_gradient_norm=10"
+_DIVERGES: Final = (
+    "the critics diverge: lower algo.critic_learning_rate or algo.tau, set net.layer_norm=true, or algo.critics=2"
+)
+_SATURATED: Final = (
+    "the actor takes extreme actions only, where tanh has no gradient: lower algo.learning_rate, or "
+    "set algo.normalize_observations=true"
+)
+
+DETAILS: Final[dict[str, dict[str, Any]]] = {
+    "critic_loss": {"advice": _NOT_FINITE},
+    "q_mean": {
+        "advice": _NOT_FINITE,
+        "thresholds": runs_away(_DIVERGES),
+        "explanation": "The critics' mean value of the sampled actions: the discounted return to come. A value that "
+        "grows without bound while the return does not is the usual way in which off-policy learning fails.",
+    },
+    "td_error": {
+        "advice": _NOT_FINITE,
+        "thresholds": jumps("ten times the last minute's: if it stays, the critics diverge"),
+        "explanation": "The mean distance of the critics from their targets, in units of return. It should stay a "
+        "small share of the Q values.",
+    },
+    "gradient_norm": {
+        "advice": _NOT_FINITE,
+        "explanation": "The norm of the critics' gradient before it is clipped.",
+    },
+    "actor_loss": {
+        "advice": _NOT_FINITE,
+        "explanation": "Minus the critic's value of the actor's own actions.",
+    },
+    "saturated": {
+        "advice": _NOT_FINITE,
+        "thresholds": (
+            Threshold("bad", at_least=0.98, records=0.75, unless="best", advice=_SATURATED),
+            Threshold("warn", at_least=0.95, records=0.75, unless="best", advice=_SATURATED),
+        ),
+        "explanation": "The share of the actor's own actions beyond 0.98 of their bounds. Some tasks are solved so; "
+        "where the return stays low, the actor is stuck.",
+    },
+    "updates": {
+        "explanation": "Optimizer steps a second of the critics; 0 until algo.learning_starts environment steps.",
+    },
+}
