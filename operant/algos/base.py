@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from operant.compute.graphs import Graphed
-from operant.data import Collector, Cycle, Experience, Layout, OnPolicyBackend, OnPolicyCycle
+from operant.data import AccruedReturns, Collector, Cycle, Experience, Layout, OnPolicyBackend, OnPolicyCycle
 from operant.envs import Env
-from operant.nn import SOLO, Actor, Adam, Exchange, RunningNormalizer
+from operant.errors import EnvironmentFailedError
+from operant.nn import SOLO, Actor, Adam, Exchange, RewardScale, RunningNormalizer
 from operant.runs.metrics import MetricSpec as MetricSpec
 from operant.runs.metrics import Threshold as Threshold  # re-exported with MetricSpec, for algorithms
 from operant.settings import Section
@@ -339,8 +340,8 @@ class Engine(Protocol):
         """Learn from one batch: update `number` of the iteration, when `ticks` of its ticks are stored."""
 
     def complete_update(self, ticks: int) -> int:
-        """Complete an update that `act` began, after an environment step that failed. Returns the number of completed
-        updates, 0 or 1, see `operant.data.off_policy.Steps`.
+        """Complete an update that `act` began, after an environment step that failed, so that a checkpoint holds no
+        part of an update. Returns the number of completed updates, 0 or 1. `ticks` includes the failed one.
         """
 
 
@@ -382,6 +383,8 @@ class OffPolicy:
     normalizer: RunningNormalizer | None = None
     """Running mean and variance of observations, set by a subclass that normalizes them."""
     bits_by_ranks = "each rank adds up its own part of a batch"
+    accrued_returns: AccruedReturns | None
+    """Discounted returns, accrued forward in time, that the reward scale learns from; None: rewards are not scaled."""
     scheduled: dict[str, tuple[Any, Tensor]]
 
     def __init__(
@@ -418,11 +421,21 @@ class OffPolicy:
             exchange=exchange,
         )
         self.rollout = self.cycle.rollout
+        self.scale_rewards(1.0, active=False)
         self.metrics = metric_specs(self.Stats)
         self.stats = torch.zeros(len(self.Stats._fields), device=self.device)
         self.totals = torch.zeros(len(self.TERMS), device=self.device)  # sums over an iteration's updates
         counts = [config.actor_updates if term in self.ACTOR_TERMS else config.updates for term in self.TERMS]
         self._counts = torch.tensor(counts, dtype=torch.float32, device=self.device)
+
+    def scale_rewards(self, radius: float, *, active: bool) -> None:
+        """Create `reward_scale`, whose `factor` an update multiplies rewards with, so that returns fit [-radius,
+        radius], the support of a distributional critic. Unless `active` the factor is 1.
+        """
+        rollout, gamma = self.rollout, self.config.gamma
+        self.reward_scale, self.accrued_returns = RewardScale(radius, self.device, active=active), None
+        if active:
+            self.accrued_returns = AccruedReturns(rollout.reward, rollout.terminated, rollout.truncated, gamma)
 
     def capture(self, *, eager: bool) -> None:
         """Make the iteration the phase "train", a CUDA graph unless `eager` or the world cannot be captured. Called at
@@ -470,6 +483,8 @@ class OffPolicy:
         """Reset all lanes before the first iteration of a new run. A resumed run copies tensors into
         `state` instead.
         """
+        if self.accrued_returns is not None:
+            self.accrued_returns.carried.zero_()
         self.cycle.start()
 
     def store(self, t: int) -> None:
@@ -495,9 +510,32 @@ class OffPolicy:
         self.prepare()
         if self.engine is not None:
             self.engine.prepare()
-        self.cycle.run(self.engine or self)
+        self._take_ticks()
         self._write_stats()
         self.update_normalizers()
+
+    def _take_ticks(self) -> None:
+        """Take T ticks: act, step the world, store its transitions, then the updates that are due. If the environment
+        raises, what was stored and learned so far is counted.
+        """
+        cycle, learner, stored = self.cycle, self.engine or self, 0
+        cycle.begin()
+
+        def after(t: int) -> None:
+            nonlocal stored
+            learner.store(t)
+            cycle.sampler.store(t)
+            stored = t + 1
+            for number in cycle.config.due(t):
+                learner.update(t + 1, number)
+
+        try:
+            cycle.collector.collect(learner.act, after)
+        except EnvironmentFailedError:
+            updates = cycle.config.due(stored).start + learner.complete_update(stored + 1)
+            cycle.break_off(stored, updates)
+            raise
+        cycle.complete()
 
     @torch.no_grad()
     def _write_stats(self) -> None:
@@ -510,9 +548,11 @@ class OffPolicy:
 
     @torch.no_grad()
     def update_normalizers(self) -> None:
-        """Update the running mean and variance of observations by those of the iteration. Does nothing without a
-        normalizer.
+        """Update the running statistics of observations, and of returns for the reward scale, by those of the
+        iteration. Does nothing if neither is used.
         """
+        if self.accrued_returns is not None:
+            self.reward_scale.update(self.accrued_returns(), self.exchange)
         if self.normalizer is not None:
             observations = self.rollout.observation[1:].transpose(0, 1)  # (O, T, N)
             self.normalizer.update(observations, self.cycle.replay.shards, self.exchange)
@@ -524,5 +564,8 @@ class OffPolicy:
         named = policy_state(self.actor)
         if tier == "policy":
             return named
-        world = {f"world/{name}": tensor for name, tensor in self.world.state().items()}
-        return named | self.tensors() | world | self.cycle.state(replay=tier == "all")
+        named |= self.tensors() | {f"world/{name}": tensor for name, tensor in self.world.state().items()}
+        if self.accrued_returns is not None:
+            named |= {"algo/accrued": self.accrued_returns.carried}
+            named |= {f"algo/reward_{name}": tensor for name, tensor in self.reward_scale.tensors().items()}
+        return named | self.cycle.state(replay=tier == "all")

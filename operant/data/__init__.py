@@ -1,33 +1,27 @@
 """Data between acting and learning: rollout, advantages, minibatches, replay, and the cycles of learning from them."""
 
-from operant.data.minibatches import Layout, Minibatches, layout, segments_layout
+from operant.data.minibatches import Layout, layout, segments_layout
 from operant.data.off_policy import Cycle, DelayedActorConfig, OffPolicyConfig
 from operant.data.on_policy import Buffers, Experience, OnPolicyBackend, OnPolicyCycle
 from operant.data.priorities import Prioritised
 from operant.data.replay import Batch, Replay
-from operant.data.returns import Accrual, AccruedReturns, Discount, Trace, accrual_body, advantage_body
+from operant.data.returns import AccruedReturns
 from operant.data.rollout import Collector
 
 __all__ = [
-    "Accrual",
     "AccruedReturns",
     "Batch",
     "Buffers",
     "Collector",
     "Cycle",
     "DelayedActorConfig",
-    "Discount",
     "Experience",
     "Layout",
-    "Minibatches",
     "OffPolicyConfig",
     "OnPolicyBackend",
     "OnPolicyCycle",
     "Prioritised",
     "Replay",
-    "Trace",
-    "accrual_body",
-    "advantage_body",
     "layout",
     "segments_layout",
 ]

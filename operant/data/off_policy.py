@@ -1,12 +1,14 @@
-"""The cycle of off-policy algorithms, and its configuration keys. Knows no network and no loss.
+"""State of an off-policy iteration, rollout, replay and counters, and its configuration keys. Knows no network and no
+loss.
 
-One iteration is T ticks of act -> step the world -> store -> the updates that are due.
+One iteration is T ticks, steps of all lanes: act, step the world, store, then the updates that are due. The loop over
+them is `OffPolicy`'s (operant/algos/base.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import Field
@@ -16,7 +18,6 @@ from operant.compute import threads
 from operant.data.priorities import Prioritised, Sampler, Uniform
 from operant.data.replay import SOLO, Exchange, Place, Replay, shard_count
 from operant.data.rollout import Collector
-from operant.errors import EnvironmentFailedError
 from operant.settings import Count, Real, Section
 from operant.worlds import World
 
@@ -185,11 +186,10 @@ class DelayedActorConfig(OffPolicyConfig):
 
 
 class Cycle:
-    """Collector and replay of a world, and one iteration with them: act, step the world, store, and the updates that
-    are due.
+    """Rollout and replay of a world, and the decisions and counters of an iteration.
 
-    Its decisions, `warming` (act randomly: the replay has too few transitions) and `skip` (change no parameter), are
-    made once an iteration and stay on the device.
+    The decisions are made once an iteration and stay on the device: `warming`, act randomly, as too few steps were
+    taken, and `skip`, change no parameter, as the replay has too few transitions.
     """
 
     def __init__(
@@ -258,38 +258,31 @@ class Cycle:
         self.replay.cut(self.rollout.observation[0])
         self.collector.start()
 
-    def run(self, steps: Steps) -> None:
-        """Run one iteration: T ticks (steps of all lanes) and their updates, by the methods of `steps`. If the
-        environment raises EnvironmentFailedError, what was stored and learned so far is counted, so that a checkpoint
-        can be saved.
+    def begin(self) -> None:
+        """Begin an iteration: decide whether actions are random and whether updates change anything, and set the
+        exponent of importance-sampling weights.
         """
         config, replay = self.config, self.replay
         if isinstance(self.sampler, Prioritised):
+            # beta goes linearly from `priority_weight` to 1
             share = (self.iteration[0] / self._priority_iterations).clamp_max(1.0)
             self.sampler.importance.copy_(config.priority_weight + (1.0 - config.priority_weight) * share)
         taken, held = self.iteration * (config.horizon * self.world.count), replay.fill(0)
         self.warming.copy_((taken < config.learning_starts)[0])
         self.skip.copy_(((held < config.learning_starts) | (replay.ring.ticks <= config.n_step))[0])
 
-        stored = 0
-
-        def after(t: int) -> None:
-            nonlocal stored
-            steps.store(t)
-            self.sampler.store(t)
-            stored = t + 1
-            for number in config.due(t):
-                steps.update(t + 1, number)
-
-        try:
-            self.collector.collect(steps.act, after)
-        except EnvironmentFailedError:
-            replay.advance(stored, config.due(stored).start + steps.complete_update(stored + 1))
-            self.rollout.observation[0].copy_(self.rollout.observation[stored])
-            raise
+    def complete(self) -> None:
+        """Complete an iteration: count its ticks and updates, and begin the next rollout with its last observation."""
         self.collector.carry_on()
-        replay.advance(config.horizon, config.updates)
+        self.replay.advance(self.config.horizon, self.config.updates)
         self.iteration.add_(1)
+
+    def break_off(self, stored: int, updates: int) -> None:
+        """Count the ticks and updates of an iteration that the environment broke off, so that a checkpoint can be
+        saved. `stored` ticks are in the replay.
+        """
+        self.replay.advance(stored, updates)
+        self.rollout.observation[0].copy_(self.rollout.observation[stored])
 
     def state(self, *, replay: bool) -> dict[str, Tensor]:
         """Return the tensors to save in a checkpoint, by name; with `replay` also the contents of the replay."""
@@ -297,29 +290,3 @@ class Cycle:
         stored = {**self.replay.tensors(), **self.sampler.tensors()} if replay else {}
         held = {f"replay/{name}": tensor for name, tensor in stored.items()}
         return {f"algo/{name}": tensor for name, tensor in named.items()} | held
-
-
-class Steps(Protocol):
-    """Work of an iteration that a `Cycle` calls: an `OffPolicy` algorithm, or the fused kernels that replace its
-    methods.
-    """
-
-    def act(self, t: int) -> None:
-        """Write the actions of tick t (vectorised step) of the iteration to the cycle's `action` and, as the
-        environment takes them, to the rollout.
-        """
-
-    def store(self, t: int) -> None:
-        """Store tick t of the iteration in the replay, at the latest with the first update after it."""
-
-    def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch, update `number` of the iteration, after `ticks` stored ticks. Changes nothing where the
-        cycle's `skip` is 1.
-        """
-
-    def complete_update(self, ticks: int) -> int:
-        """Complete an update that `act` began, after an environment step that failed. Returns the number of completed
-        updates, 0 or 1.
-
-        `ticks` includes the failed one. A checkpoint then holds no part of an update.
-        """

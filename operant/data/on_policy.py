@@ -117,10 +117,8 @@ class OnPolicyCycle:
         return self.minibatches.layout.shards
 
     def estimate_advantages(self) -> None:
-        """Write advantages A and returns R, (T, N) each, to the experience, from its rewards and values V by
-        generalized advantage estimation:
-
-            delta_t = r_t + gamma V(s_{t+1}) - V(s_t),  A_t = delta_t + gamma lambda A_{t+1},  R_t = A_t + V(s_t)
+        """Write advantages A and returns R, (T, N) each, to the experience, from its rewards r and values V: delta_t =
+        r_t + gamma V(s_{t+1}) - V(s_t), A_t = delta_t + gamma lambda A_{t+1}, R_t = A_t + V(s_t).
 
         V(s_{t+1}) is 0 after termination, and V of the true final observation after truncation (a time limit); A_{t+1}
         is 0 after either.
@@ -359,6 +357,14 @@ class OnPolicyBackend:
             for part, legal_part in zip(observation.chunk(shards, dim=-1), legal_parts, strict=True)
         ]
         return torch.cat([parameters for parameters, _ in outputs], dim=1), torch.cat([value for _, value in outputs])
+
+    def write_final_values(self, value: Callable[[Tensor], Tensor], *, by_shards: bool = False) -> None:
+        """Write V of the true final observation of every truncated episode to the experience. `value` maps observations
+        (O, B) to values (B); with `by_shards` each shard of the lanes is evaluated separately also in a CUDA graph.
+        """
+        captured = self.device.type == "cuda" and self.collector.world.capturable
+        shards = self.cycle.shards if self.cut or by_shards or not captured else 1
+        self.collector.final_values(value, self.experience.final_value, shards=shards, captured=captured)
 
     def count_not_finite(self, means: Tensor) -> Tensor:
         """Count NaN and infinite values among the policy's parameters and the statistics `means`, () float32."""

@@ -88,9 +88,8 @@ def advantage_body(i, discount, trace, offset):
 
 
 class Advantages:
-    """Generalized advantage estimation of a rollout, lane by lane, backward in time:
-
-        delta_t = r_t + gamma V(s_{t+1}) - V(s_t),  A_t = delta_t + gamma lambda A_{t+1},  R_t = A_t + V(s_t)
+    """Generalized advantage estimation over a rollout, backward in time: delta_t = r_t + gamma V(s_{t+1}) - V(s_t),
+    A_t = delta_t + gamma lambda A_{t+1}, R_t = A_t + V(s_t).
 
     V(s_{t+1}) is 0 after termination, and V of the true final observation after truncation; A_{t+1} is 0 after either.
     """

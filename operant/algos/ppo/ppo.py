@@ -1,8 +1,8 @@
 """Proximal policy optimisation (Schulman, Wolski, Dhariwal, Radford & Klimov 2017, arXiv 1707.06347) on N lanes of T
 steps an iteration.
 
-This file is the specification, in torch and autograd. `TorchBackend` reads from top to bottom in the order of an
-iteration:
+This file is the specification, in torch and autograd: first the loss, then `TorchBackend`, from top to bottom in the
+order of an iteration:
 
     collect   for t in 0 ... T - 1: `act` on the observations (O, N), step the world; then `bootstrap` values
     update    `estimate_advantages`; for each epoch, for each minibatch: `step` = `loss`, gradient, clip, Adam; then
@@ -207,15 +207,8 @@ class TorchBackend(OnPolicyBackend):
         """Write V of the observation after the last step, and V of the true final observation of every truncated
         episode.
         """
-        collector = self.collector
-        captured = self.device.type == "cuda" and collector.world.capturable
-        self.experience.value[-1] = self.forward(collector.rollout.observation[-1])[1]
-        collector.final_values(
-            lambda observation: self.policy.forward(observation)[1],
-            self.experience.final_value,
-            shards=self.cycle.shards if self.cut or not captured else 1,
-            captured=captured,
-        )
+        self.experience.value[-1] = self.forward(self.collector.rollout.observation[-1])[1]
+        self.write_final_values(lambda observation: self.policy.forward(observation)[1])
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return action parameters (H, N), logits or means, and values V (N), for observations (O, N) and legal actions

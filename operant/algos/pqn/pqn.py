@@ -10,8 +10,8 @@ cut where an episode ends: r_t after termination, r_t + gamma max_a Q of the tru
 This is the return of generalised advantage estimation with V = max_a Q. Only legal actions count in a maximum, and only
 they are explored.
 
-This file is the specification, in torch and autograd. `TorchBackend` reads from top to bottom in the order of an
-iteration:
+This file is the specification, in torch and autograd: first the loss, then `TorchBackend`, from top to bottom in the
+order of an iteration:
 
     collect   for t in 0 ... T - 1: `act` on the observations (O, N), step the world; then `bootstrap` values
     update    `estimate_advantages`; for each epoch, for each minibatch: `step` = `loss`, gradient, clip, Adam; then
@@ -145,12 +145,7 @@ class TorchBackend(OnPolicyBackend):
         """
         collector = self.collector
         self.experience.value[-1] = self.values(collector.rollout.observation[-1], collector.legal(-1)).amax(dim=0)
-        collector.final_values(
-            lambda observation: self.policy.values(observation).amax(dim=0),
-            self.experience.final_value,
-            shards=self.cycle.shards,
-            captured=self.device.type == "cuda" and collector.world.capturable,
-        )
+        self.write_final_values(lambda observation: self.policy.values(observation).amax(dim=0), by_shards=True)
 
     def values(self, observation: Tensor, legal: Tensor | None = None) -> Tensor:
         """Return Q (A, N), -1e9 for illegal actions, for observations (O, N) and legal actions (A, N); the next call

@@ -38,7 +38,7 @@ from operant.algos.base import (
     runs_away,
 )
 from operant.algos.sac.config import SACConfig
-from operant.data import AccruedReturns, Batch
+from operant.data import Batch
 from operant.envs import Discrete, Env
 from operant.kernels import actor_critic
 from operant.nn import (
@@ -50,7 +50,6 @@ from operant.nn import (
     Exchange,
     FlatVector,
     NetConfig,
-    RewardScale,
     SquashedActor,
     clip_gradient,
     critic_loss,
@@ -119,7 +118,7 @@ class SAC(OffPolicy):
 
         self.normalizer = actor.features.normalizer
 
-        # The critics and their targets, which start as copies.
+        # The critics, C MLPs of (features, action) side by side, and their targets, which start as copies.
         generator = torch.Generator().manual_seed(seed ^ 0x5AC)
         action = 0 if discrete else A
         self.critic = network(
@@ -153,11 +152,7 @@ class SAC(OffPolicy):
             Adam(self.log_temperature, self.temperature_gradient, rate, epsilon) if automatic else None
         )
 
-        # Scale of rewards, so that returns fit the support of C51.
-        self.reward_scale = RewardScale(config.support_radius, device, active=config.scales_rewards)
-        rollout = self.rollout
-        self.accrued_returns = AccruedReturns(rollout.reward, rollout.terminated, rollout.truncated, config.gamma)
-
+        self.scale_rewards(config.support_radius, active=config.scales_rewards)  # so that returns fit C51's support
         self.engine = actor_critic.build(self.fused_task()) if exchange.ranks == 1 else None
         self.capture(eager=eager)
 
@@ -255,14 +250,15 @@ class SAC(OffPolicy):
         with torch.no_grad():
             next_features = self.actor.features(batch.next_observation)
             noise = batch.noise[: len(batch.noise) // 2]  # (2 A, B), uniform
-            # a' = tanh(mean + std e), e ~ N(0, 1); log pi is that of the squashed Gaussian.
+            # a' = tanh(u), u = mean + std e, e ~ N(0, 1); log pi = sum over A of log N(u; mean, std) - log(1 - a'^2).
             next_action, next_log_prob = self.actor.sample_with_log_probability(next_features, noise)
-            # `reward` is r_t + gamma r_{t+1} + ... over n steps; `discount` is gamma^n, or 0 where an episode ended.
-            # The entropy is part of the reward: with C51 it shifts the atoms. `factor` is 1 without reward scaling.
+            # `reward` is r_t + gamma r_{t+1} + ... over n steps, `discount` gamma^n, or 0 where the episode terminated;
+            # a truncated episode has fewer steps, and s' is its true final observation. `factor` is 1 unless rewards
+            # are scaled. The entropy is part of the reward: with C51 it shifts the atoms.
             soft_reward = batch.reward * self.reward_scale.factor - batch.discount * temperature * next_log_prob
-            # soft_reward + discount min_c Q'_c(s', a')
+            # y = soft_reward + discount min_c Q'_c(s', a'), (1, B)
             target = self.head.td_target(self.target(next_features, next_action), soft_reward, batch.discount)
-        # The sum over critics of mean(w (Q_c(s, a) - y)^2)
+        # sum over critics of mean(w (Q_c(s, a) - y)^2)
         return self.head.loss(self.critic(features, batch.action), target, weight), next_log_prob
 
     def actor_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
@@ -275,31 +271,18 @@ class SAC(OffPolicy):
         q = self.head.values(self.critic(features, action, constant=True)).amin(dim=0)  # (B)
         return (temperature * log_prob - q).mean(), log_prob.mean()
 
-    def update_normalizers(self) -> None:
-        """Update the running reward scale and observation statistics, which are constant during an iteration."""
-        if self.reward_scale.active:
-            self.reward_scale.update(self.accrued_returns(), self.exchange)
-        super().update_normalizers()
-
     def iteration_stats(self) -> tuple[Tensor, ...]:
         """Return the temperature alpha, (1)."""
         return (self.log_temperature.exp(),)
 
     # STATE
 
-    def start(self) -> None:
-        """Reset all lanes before the first iteration of a new run. A resumed run copies tensors into
-        `state` instead.
-        """
-        self.accrued_returns.carried.zero_()
-        super().start()
-
     def parameters(self) -> tuple[Tensor, ...]:
         """Return the parameter vectors of actor and critics."""
         return self.actor.flat.values, self.critic_flat.values
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return optimizer states, critics, targets, temperature and reward scale by their names in a checkpoint."""
+        """Return optimizer states, critics, targets and temperature by their names in a checkpoint."""
         adams = {"actor": self.actor_adam, "critic": self.critic_adam, "temperature": self.temperature_adam}
         named = {
             f"adam/{name}/{key}": tensor
@@ -309,9 +292,6 @@ class SAC(OffPolicy):
         }
         named |= {"algo/critic": self.critic_flat.values.data, "algo/target": self.target_flat.values.data}
         named |= {"algo/log_temperature": self.log_temperature}
-        if self.reward_scale.active:
-            named |= {"algo/accrued": self.accrued_returns.carried}
-            named |= {f"algo/reward_{name}": tensor for name, tensor in self.reward_scale.tensors().items()}
         return named
 
     # COST, FUSED KERNELS

@@ -37,7 +37,7 @@ from operant.algos.base import (
     runs_away,
 )
 from operant.algos.td3.config import TD3Config
-from operant.data import AccruedReturns, Batch
+from operant.data import Batch
 from operant.envs import Env
 from operant.kernels import actor_critic
 from operant.nn import (
@@ -47,7 +47,6 @@ from operant.nn import (
     Exchange,
     FlatVector,
     NetConfig,
-    RewardScale,
     SquashedActor,
     clip_gradient,
     network,
@@ -121,7 +120,8 @@ class TD3(OffPolicy):
 
         self.normalizer = actor.features.normalizer
 
-        # Target actor, critics and target critics. Targets start as copies and share the observation normalizer.
+        # Target actor, critics (C MLPs of (features, action) side by side) and target critics. Targets start as copies
+        # and share the observation normalizer.
         self.target_actor = self.make_actor(spec, config, net, device, seed=seed)
         self.target_actor.features = actor.features
         generator = torch.Generator().manual_seed(seed ^ 0x7D3)
@@ -149,11 +149,7 @@ class TD3(OffPolicy):
         stds = torch.linspace(config.exploration_noise, max_noise, N * exchange.ranks, dtype=torch.float64).float()
         self.exploration = stds.to(device)[exchange.rank * N :][:N]
 
-        # Scale of rewards, so that returns fit the support of C51.
-        self.reward_scale = RewardScale(config.support_radius, device, active=config.scales_rewards)
-        rollout = self.rollout
-        self.accrued_returns = AccruedReturns(rollout.reward, rollout.terminated, rollout.truncated, config.gamma)
-
+        self.scale_rewards(config.support_radius, active=config.scales_rewards)  # so that returns fit C51's support
         self.engine = actor_critic.build(self.fused_task()) if exchange.ranks == 1 else None
         self.capture(eager=eager)
 
@@ -245,39 +241,24 @@ class TD3(OffPolicy):
         # Target policy smoothing: clipped Gaussian noise, from uniform noise (2 A, B).
         noise = (config.target_noise * normal(batch.noise)).clamp_(-config.target_noise_clip, config.target_noise_clip)
         action = (self.target_actor.forward(features).tanh() + noise).clamp_(-1.0, 1.0)
-        # `reward` is r_t + gamma r_{t+1} + ... over n steps; `discount` is gamma^n, or 0 where an episode ended.
-        # `factor` is 1 without reward scaling.
+        # `reward` is r_t + gamma r_{t+1} + ... over n steps, `discount` gamma^n, or 0 where the episode terminated; a
+        # truncated episode has fewer steps, and s' is its true final observation. `factor` is 1 unless rewards are
+        # scaled.
         reward = batch.reward * self.reward_scale.factor
         return self.head.td_target(self.target(features, action), reward, batch.discount)
 
-    def update_normalizers(self) -> None:
-        """Update the running reward scale and observation statistics, which are constant during an iteration."""
-        if self.reward_scale.active:
-            self.reward_scale.update(self.accrued_returns(), self.exchange)
-        super().update_normalizers()
-
     # STATE
-
-    def start(self) -> None:
-        """Reset all lanes before the first iteration of a new run. A resumed run copies tensors into
-        `state` instead.
-        """
-        self.accrued_returns.carried.zero_()
-        super().start()
 
     def parameters(self) -> tuple[Tensor, ...]:
         """Return the parameter vectors of actor and critics."""
         return self.actor.flat.values, self.critic_flat.values
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return optimizer states, critics, targets and reward scale by their names in a checkpoint."""
+        """Return optimizer states, critics and targets by their names in a checkpoint."""
         adams = {"actor": self.actor_adam, "critic": self.critic_adam}
         named = {f"adam/{name}/{key}": tensor for name, adam in adams.items() for key, tensor in adam.tensors().items()}
         named |= {"algo/critic": self.critic_flat.values.data, "algo/target": self.target_flat.values.data}
         named |= {"algo/target_actor": self.target_actor.flat.values.data}
-        if self.reward_scale.active:
-            named |= {"algo/accrued": self.accrued_returns.carried}
-            named |= {f"algo/reward_{name}": tensor for name, tensor in self.reward_scale.tensors().items()}
         return named
 
     # COST, FUSED KERNELS
