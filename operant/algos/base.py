@@ -49,21 +49,15 @@ class Estimate(NamedTuple):
     trial: Section  # configuration for measuring memory per lane on the CPU, in the least time
 
 
-class AlgorithmConfig(Protocol):
-    """Keys of `[algo]` except `name`, with their defaults: a `settings.Section` with one more method."""
-
-    def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Return what is wrong with these values for a run with `lanes` lanes, as (key, message); empty
-        if nothing is.
-        """
-
-
 class Algorithm(Protocol):
     """Learner on a world, created as `Class(world, config, net, seed=, steps=, eager=)`. Running its `phases` in order
     is one iteration.
     """
 
     Config: ClassVar[type[Section]]
+    """Keys of `[algo]` except `name`, with their defaults. Its method `problems(lanes)` returns what is wrong with the
+    values for a run with `lanes` lanes, as a list of (key, message).
+    """
     parts: ClassVar[dict[str, str]]
     """Functions by their path from the algorithm, and the name under which a profile shows their time; optional."""
     sequences: ClassVar[bool]

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from operant.compute import threads
-from operant.data.priorities import Prioritised, Sampler, Uniform
+from operant.data.priorities import Prioritised, Uniform
 from operant.data.replay import SOLO, Exchange, Place, Replay, shard_count
 from operant.data.rollout import Collector
 from operant.settings import Count, Real, Section
@@ -232,11 +232,10 @@ class Cycle:
             place=config.replay_place,
             exchange=exchange,
         )
-        prioritised = config.replay_sampling == "prioritised"
-        self.sampler: Sampler = (
-            Prioritised(self.replay, config.priority_exponent) if prioritised else Uniform(self.replay)
-        )
-        if type(self.sampler) is Uniform:  # its samples do not depend on updates, so they can be gathered early
+        self.sampler = Uniform(self.replay)
+        if config.replay_sampling == "prioritised":
+            self.sampler = Prioritised(self.replay, config.priority_exponent)
+        else:  # samples do not depend on updates, so they can be gathered early
             self.replay.prefetch([t + 1 for t in range(T) for _ in config.due(t)])
         self._priority_iterations = max(1.0, (config.priority_steps or steps) / (T * world.count))
         self.iteration = torch.zeros(1, dtype=torch.int64, device=device)  # finished iterations

@@ -18,7 +18,7 @@ shard, B batch.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from numpy import float32, int32, int64, uint32
@@ -33,57 +33,42 @@ from operant.data.transitions import LOW_32, SHARD_BIT, TICK_BIT
 _SMALLEST_ERROR = 1e-6  # added to every error, so that a transition without error is drawn again
 
 
-class Sampler(Protocol):
-    """Protocol of drawing batches from a replay: uniform or prioritised. Call `store` for each tick (step of all lanes)
-    after the replay stored it, and for each update `sample`, then `set_priorities`.
-    """
-
-    def store(self, t: int) -> None:
-        """Set the first priorities of the transitions of tick t of the iteration, which the replay has stored."""
-
-    def sample(self, ticks: int, update: int) -> tuple[Batch, Tensor | None]:
-        """Draw a batch for update number `update` of the iteration, when `ticks` of its ticks are stored. Returns the
-        batch and the samples' weights in the loss (B), or None if all are 1.
-        """
-
-    def set_priorities(self, error: Tensor, skip: Tensor) -> None:
-        """Set the priorities of the last batch from its errors (B), |TD error| or cross-entropy. Changes nothing where
-        `skip`, a scalar on the device, is 1.
-        """
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors to save in a checkpoint that has the replay, by name."""
-
-
 class Uniform:
-    """Uniform sampling, a `Sampler` without priorities and weights: the replay draws the transitions."""
+    """Uniform sampling of batches from a replay, and base class of prioritised sampling. Call `store` for each tick
+    (step of all lanes) after the replay stored it, and for each update `sample`, then `set_priorities`.
+    """
 
     def __init__(self, replay: Replay) -> None:
         self.replay = replay
 
     def store(self, t: int) -> None:
-        """Do nothing for tick t: uniform sampling has no priorities."""
+        """Set the first priorities of the transitions of tick t of the iteration; uniform sampling has none."""
 
     def sample(self, ticks: int, update: int) -> tuple[Batch, Tensor | None]:
-        """Draw a batch uniformly, arguments as for `Sampler.sample`. Returns it, and None for the weights."""
+        """Draw a batch for update number `update` of the iteration, when `ticks` of its ticks are stored. Returns the
+        batch and the samples' weights in the loss (B), or None if all are 1.
+        """
         return self.replay.sample(ticks, update), None
 
     def set_priorities(self, error: Tensor, skip: Tensor) -> None:
-        """Do nothing with `error` (B) and `skip`: uniform sampling has no priorities."""
+        """Set the priorities of the last batch from its errors (B), |TD error| or cross-entropy; uniform sampling has
+        none. Changes nothing where `skip`, a scalar on the device, is 1.
+        """
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return {}: nothing to save."""
+        """Return the tensors to save in a checkpoint that has the replay, by name; {} for uniform sampling."""
         return {}
 
 
-class Prioritised:
-    """Prioritised sampling, a `Sampler`. `importance` is beta, the exponent of the importance-sampling weights, a
-    scalar on the device.
+class Prioritised(Uniform):
+    """Prioritised sampling of batches from a replay. `importance` is beta, the exponent of the importance-sampling
+    weights, a scalar on the device.
     """
 
     def __init__(self, replay: Replay, exponent: float) -> None:
         """Allocate priorities for all transitions of `replay`. `exponent` is alpha, the exponent of the priorities."""
-        self.replay, self._exponent, device = replay, exponent, replay.world.device
+        super().__init__(replay)
+        self._exponent, device = exponent, replay.world.device
         C, N, S, B = replay.ticks_stored, replay.world.count, replay.shards, len(replay.index)
         r, M = block_shape(C, N // S)
         self._shape = (M, r, S, N // S)
@@ -109,7 +94,7 @@ class Prioritised:
         self._mark(self.replay.world.count, self._sampling, self._priorities, t)
 
     def sample(self, ticks: int, update: int) -> tuple[Batch, Tensor | None]:
-        """Draw a batch by priority, arguments as for `Sampler.sample`. Returns it and the samples' weights (B), of
+        """Draw a batch by priority, arguments as for `Uniform.sample`. Returns it and the samples' weights (B), of
         which the largest is 1.
         """
         torch.sum(self.value.view(self._shape), dim=(1, 3), out=self.sums)

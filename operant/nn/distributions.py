@@ -195,11 +195,9 @@ class SquashedDeterministic:
         """Return tanh of the mean, (A, B), the action without noise."""
         return parameters.tanh()
 
-    def sample(self, parameters: Tensor, noise: Tensor, std: Tensor | None = None) -> Tensor:
-        """Sample actions clip(tanh(mean) + std e, -1, 1) (A, B), e ~ N(0, 1), from uniform noise (2 A, B). `std` (B),
-        one per lane, replaces `self.std`.
-        """
-        return (parameters.tanh() + (self.std if std is None else std) * normal(noise)).clamp(-1.0, 1.0)
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """Sample actions clip(tanh(mean) + std e, -1, 1) (A, B), e ~ N(0, 1), from uniform noise (2 A, B)."""
+        return (parameters.tanh() + self.std * normal(noise)).clamp(-1.0, 1.0)
 
 
 def _log_tanh_derivative(x: Tensor) -> Tensor:
