@@ -30,21 +30,23 @@ BLOCK = tl.constexpr(32)
 
 @triton.jit
 def _relu_norm_backward(grad_h, y, x_hat, inv_std, gain, WIDTH: tl.constexpr):
-    """Backward pass of h = relu(y), y = gain x_hat + bias: gradients by the normalized layer's input z and by y."""
+    """Backward pass of h = relu(y), y = gain x_hat + bias: return the gradients in the normalized layer's input z and
+    in y, (rows, WIDTH) each, from that in h.
+    """
     grad_y = tl.where(y > 0.0, grad_h, 0.0)
     return layer_norm_backward(grad_y, x_hat, inv_std, gain[None, :], WIDTH, False), grad_y
 
 
 @triton.jit
 def _load_vector(params_ptr, offset, WIDTH: tl.constexpr):
-    """Load WIDTH parameters from an offset."""
+    """Load WIDTH parameters from `offset` of the flat vector `params_ptr` on."""
     return tl.load(params_ptr + offset + tl.arange(0, WIDTH))
 
 
 @triton.jit
 def _load_filters(params_ptr, SPEC: tl.constexpr):
-    """Load filters (taps_pad, filters) as an operand, scaled by 1 / 255 for bytes; their biases, gains and
-    norm biases.
+    """Load the filters' weight (taps_pad, filters) as a product's operand, divided by 255 since observations are bytes;
+    and their biases, gains and norm biases, (filters) each.
     """
     tap, channel = tl.arange(0, SPEC.taps_pad)[:, None], tl.arange(0, SPEC.filters)[None, :]
     weight = tl.load(params_ptr + SPEC.filter_weight + channel * SPEC.taps + tap, mask=tap < SPEC.taps, other=0.0)
@@ -58,7 +60,8 @@ def _load_filters(params_ptr, SPEC: tl.constexpr):
 
 @triton.jit
 def _load_patches(observation_ptr, start, first_cell, cell, lanes, SPEC: tl.constexpr):
-    """Load the bytes under the filters as an operand (rows, taps_pad).
+    """Load the bytes under the filters as a product's operand (rows, taps_pad). `start`: offset of each row's
+    observation; `first_cell`, `cell`: cells of the board under a filter at the row's position.
 
     | parameter       | shape     | meaning                                                        |
     |-----------------|-----------|----------------------------------------------------------------|
@@ -79,7 +82,9 @@ def _load_patches(observation_ptr, start, first_cell, cell, lanes, SPEC: tl.cons
 
 @triton.jit
 def _convolve(patches, filters, SPEC: tl.constexpr):
-    """Convolve and normalize patches (rows, taps_pad): y (rows, filters), x_hat, and 1 / std (rows)."""
+    """Convolve patches (rows, taps_pad) and normalize: return y = gain x_hat + bias (rows, filters), x_hat, and 1 / std
+    (rows). `filters` is as `_load_filters` returns it.
+    """
     weight, bias, gain, norm_bias = filters
     z = product(patches, weight, SPEC) + bias[None, :]
     x_hat, inv_std = standardize(z, None, SPEC.norm_epsilon, SPEC.filters, False)
@@ -88,7 +93,7 @@ def _convolve(patches, filters, SPEC: tl.constexpr):
 
 @triton.jit
 def _by_sample(rows, POSITIONS: tl.constexpr, SAMPLES: tl.constexpr, SPEC: tl.constexpr):
-    """Reorder rows of a convolution, (position sample, filters), to rows of samples, (sample, position filters)."""
+    """Reorder a convolution's rows, (position sample, filters), to rows of samples, (sample, position filters)."""
     return tl.reshape(
         tl.permute(tl.reshape(rows, (POSITIONS, SAMPLES, SPEC.filters)), (1, 0, 2)), (SAMPLES, POSITIONS * SPEC.filters)
     )
@@ -96,7 +101,7 @@ def _by_sample(rows, POSITIONS: tl.constexpr, SAMPLES: tl.constexpr, SPEC: tl.co
 
 @triton.jit
 def _by_position(rows, POSITIONS: tl.constexpr, SAMPLES: tl.constexpr, SPEC: tl.constexpr):
-    """Reorder rows of samples, (sample, position filters), to rows of a convolution, (position sample, filters)."""
+    """Reorder rows of samples, (sample, position filters), to a convolution's rows, (position sample, filters)."""
     return tl.reshape(
         tl.permute(tl.reshape(rows, (SAMPLES, POSITIONS, SPEC.filters)), (1, 0, 2)), (POSITIONS * SAMPLES, SPEC.filters)
     )
@@ -104,7 +109,9 @@ def _by_position(rows, POSITIONS: tl.constexpr, SAMPLES: tl.constexpr, SPEC: tl.
 
 @triton.jit
 def _load_weight(params_ptr, first_position, POSITIONS: tl.constexpr, SPEC: tl.constexpr):
-    """Load the columns of the dense weight that read some positions, (hidden, POSITIONS filters), as an operand."""
+    """Load the part of the dense layer's weight that reads POSITIONS positions from `first_position` on, (hidden,
+    POSITIONS filters), as a product's operand.
+    """
     unit, column = tl.arange(0, SPEC.hidden)[:, None], tl.arange(0, POSITIONS * SPEC.filters)[None, :]
     weight_ptr = params_ptr + SPEC.weight + unit * SPEC.columns + first_position * SPEC.filters + column
     return rounded_operand(tl.load(weight_ptr), SPEC)
@@ -112,7 +119,9 @@ def _load_weight(params_ptr, first_position, POSITIONS: tl.constexpr, SPEC: tl.c
 
 @triton.jit
 def _dense_row(observation_ptr, params_ptr, filters, start, y, lanes, SPEC: tl.constexpr):
-    """Compute the contribution of row y of positions to the dense layer's pre-activations, (BLOCK, hidden)."""
+    """Return the contribution of row y of the convolution's positions to the dense layer's pre-activations, (BLOCK,
+    hidden), for BLOCK samples that begin at `start`.
+    """
     row = tl.arange(0, SPEC.across * BLOCK)
     patches = _load_patches(observation_ptr, start + row % BLOCK, y * SPEC.width, row // BLOCK, lanes, SPEC)
     h, _x_hat, _inv_std = _convolve(patches, filters, SPEC)
@@ -123,7 +132,7 @@ def _dense_row(observation_ptr, params_ptr, filters, start, y, lanes, SPEC: tl.c
 
 @triton.jit
 def _load_head(params_ptr, SPEC: tl.constexpr):
-    """Load the head's weight (out_pad, hidden) as an operand, and its bias (out_pad)."""
+    """Load the output layer's weight (out_pad, hidden) as a product's operand, and its bias (out_pad)."""
     row, unit = tl.arange(0, SPEC.out_pad), tl.arange(0, SPEC.hidden)
     mask = row < SPEC.head_rows
     weight = tl.load(
@@ -134,7 +143,8 @@ def _load_head(params_ptr, SPEC: tl.constexpr):
 
 @triton.jit
 def _q_values(z, params_ptr, head, SPEC: tl.constexpr):
-    """Compute Q (rows, out_pad) from the dense layer's sums z (rows, hidden), without bias.
+    """Return Q (rows, out_pad), and the dense layer's saved tensors, from its pre-activations z (rows, hidden) without
+    bias. `head` is as `_load_head` returns it.
 
     Returns Q, the dense layer's activations as an operand, y, x_hat, 1 / std (rows), and the gain (hidden).
     """
@@ -149,7 +159,9 @@ def _q_values(z, params_ptr, head, SPEC: tl.constexpr):
 
 @triton.jit
 def _load_sums(sums_ptr, index, samples, SPEC: tl.constexpr):
-    """Load and add the contributions of all rows of positions, `sums_ptr` (down, samples, hidden): (rows, hidden)."""
+    """Return the dense layer's pre-activations without bias, (rows, hidden), of samples `index`: the sum over the rows
+    of positions of `sums_ptr` (down, samples, hidden).
+    """
     row_ptr = sums_ptr + index[:, None] * SPEC.hidden + tl.arange(0, SPEC.hidden)[None, :]
     z = tl.load(row_ptr)
     DOWN: tl.constexpr = SPEC.down
@@ -188,7 +200,8 @@ def forward_rows(
     SPEC: tl.constexpr,
     ACT: tl.constexpr,
 ):
-    """Write contributions of one row of positions to the dense layer to `sums_ptr`. Grid: (samples / BLOCK, down).
+    """Write the contribution of one row of the convolution's positions to the dense layer's pre-activations, for BLOCK
+    samples, to `sums_ptr`. Grid: (samples / BLOCK, down).
 
     Program 0 is block `first` + tile of the order; with ACT a tile of lanes at step `first`.
     """
@@ -257,7 +270,8 @@ def backward_rows(
     LOSS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Compute Q-values, loss and gradient in the dense pre-activations of TILE samples. Grid: (samples / TILE,).
+    """Compute Q-values, loss terms, and the loss's gradient in the dense layer's pre-activations, of TILE samples.
+    Grid: (samples / TILE,).
 
     Writes `grad_z_ptr`, and a row of partial sums: head, dense bias, gain and norm bias, and loss terms.
     """
@@ -314,7 +328,7 @@ def backward_positions(
     POSITIONS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Compute gradients of the dense weight and of the filters, for POSITIONS positions of one row over all samples.
+    """Compute the gradients of the dense weight and of the filters at POSITIONS positions of one row, over all samples.
 
     Grid: (across / POSITIONS, down). Writes the dense weight's columns with their sum of squares, and a row of partial
     sums of the filters' gradients.
@@ -378,7 +392,8 @@ def reduce_small(
     RECORD: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Reduce partial sums (ROWS, width) to the gradient of all parameters except the dense weight. Grid: (width / 32,).
+    """Sum partial sums (ROWS, width) to the gradient of all parameters except the dense weight, and the loss terms,
+    which RECORD adds up. Grid: (width / 32,).
 
     As `operant.kernels.ops.reduce.reduce_partials`: also writes sums of squares, and passes the loss terms to RECORD.
     """

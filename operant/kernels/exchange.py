@@ -20,7 +20,9 @@ GATHER_COLUMNS = tl.constexpr(128)
 
 @triton.jit
 def reversed_bits(k, COUNT: tl.constexpr):
-    """Bit-reversed indices k below COUNT, a power of two. In this order the halves of a tree's level are neighbours."""
+    """Return indices k below COUNT (a power of two) with their bits in reverse order. Ordered so, the halves of each
+    level of a binary tree are neighbours.
+    """
     reverse = k * 0
     for digit in tl.static_range(COUNT.bit_length() - 1):
         reverse += ((k >> digit) & 1) << (COUNT.bit_length() - 2 - digit)
@@ -29,13 +31,16 @@ def reversed_bits(k, COUNT: tl.constexpr):
 
 @triton.jit
 def _oldest_turn(inbox_ptr):
-    """Smallest turn number of the words at `inbox_ptr` (RANKS, COLUMNS)."""
+    """Return the smallest turn number among the words at pointers `inbox_ptr` (RANKS, COLUMNS): how far the slowest
+    rank has come.
+    """
     return tl.min(tl.min((tl.load(inbox_ptr, volatile=True) >> 32).to(tl.int32), axis=1), axis=0)
 
 
 @triton.jit
 def exchanged(own, column, width, link, RANKS: tl.constexpr, COLUMNS: tl.constexpr):
-    """All-gather one block of words: (RANKS, COLUMNS) int32, with ranks in bit-reversed order.
+    """All-gather 32-bit words between the GPUs of all ranks; return them as (RANKS, COLUMNS) int32, with ranks in
+    bit-reversed order.
 
     | parameter | shape             | meaning                                                      |
     |-----------|-------------------|--------------------------------------------------------------|
@@ -66,7 +71,7 @@ def exchanged(own, column, width, link, RANKS: tl.constexpr, COLUMNS: tl.constex
 
 @triton.jit
 def gather_words(own_ptr, gathered_ptr, size, width, link, RANKS: tl.constexpr):
-    """All-gather 32-bit words. Grid: (width / 128,).
+    """All-gather an array of 32-bit words between the GPUs of all ranks. Grid: (width / 128,).
 
     | parameter    | shape         | meaning                             |
     |--------------|---------------|-------------------------------------|

@@ -74,7 +74,8 @@ def forward_layer(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Compute activations h = f(W x + b) of one layer. Grid: (tiles, row-major; towers - first_tower).
+    """Compute activations h = f(W x + b) of hidden layer LAYER for `count` samples. Grid: (tiles, row by row; towers -
+    first_tower).
 
     | parameter       | shape   | meaning                                                                     |
     |-----------------|---------|-----------------------------------------------------------------------------|
@@ -129,7 +130,9 @@ def _outputs(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Compute outputs of the head (layer L) for rows of `h_ptr` (towers, capacity, H): (rows, out_pad)."""
+    """Return the network's outputs (BLOCK_M, out_pad) for rows `row` of the last activations `h_ptr` (towers, capacity,
+    H), by steps of BLOCK_K.
+    """
     IN: tl.constexpr = SPEC.inputs[-1]
     column = tl.arange(0, SPEC.out_pad)
     w_ptr = packed_ptr + SPEC.packed[2 * len(SPEC.hidden) - 2] + tower * SPEC.out_pad * IN
@@ -168,8 +171,8 @@ def act_head(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Act at step t: the head's outputs, then SAMPLE (as `operant.kernels.act.sample_and_store`). Grid: (tiles,
-    towers).
+    """Act at step t on `count` lanes from lane `first` on: outputs from the last activations, then SAMPLE (as
+    `operant.kernels.act.sample_and_store`). Grid: (tiles, towers).
     """
     tower = tl.program_id(1)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -195,8 +198,8 @@ def value_head(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Compute values of samples by VALUE, a function as `operant.kernels.act.state_value`. With TRUNCATED_ONLY only
-    tiles with a truncated lane are computed.
+    """Write values of `count` samples from sample `first` on to `value_ptr` (T, N): outputs from the last activations,
+    then VALUE (as `operant.kernels.act.state_value`). With TRUNCATED_ONLY only tiles with a truncated sample.
 
     With TRUNCATED_ONLY only samples of truncated lanes are computed.
     """
@@ -235,8 +238,8 @@ def backward_head(
     BLOCK_K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute the loss of a tile of rows, its gradient in the outputs, and that in layer L - 1's pre-activations. Grid:
-    (tiles, towers).
+    """Compute outputs, loss terms and the loss's gradient in the outputs for a tile of samples, and from it the
+    gradient in the last hidden layer's pre-activations. Grid: (tiles, towers).
 
     Grid: (tiles, towers).
 
@@ -320,8 +323,8 @@ def backward_layer(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Compute the gradient in layer LAYER - 1's pre-activations from that in layer LAYER's. Grid: (tiles, row-major;
-    towers).
+    """Compute the gradient in layer LAYER - 1's pre-activations, `grad_in`, from that in layer LAYER's, `grad_out`:
+    grad_in = (grad_out W) f'(z). Grid: (tiles, row by row; towers).
 
     | parameter      | shape                        | meaning                                                       |
     |----------------|------------------------------|---------------------------------------------------------------|
@@ -372,7 +375,8 @@ def weight_gradient(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Compute the weight gradient dW = g^T x of one layer for each chunk. Grid: (tiles of W, row-major; slots; towers).
+    """Sum the weight gradient dW = g^T x of layer LAYER over the rows of each chunk. Grid: (tiles of W, row by row;
+    chunks; towers).
 
     | parameter    | shape                        | meaning                                                         |
     |--------------|------------------------------|-----------------------------------------------------------------|
@@ -420,7 +424,7 @@ def weight_gradient(
 
 @triton.jit
 def _sum_tiles(tile_sums_ptr, tiles, WIDTH: tl.constexpr, STRIDE: tl.constexpr):
-    """Sum `tile_sums_ptr` (tiles, WIDTH) over tiles, 16 at a time: (WIDTH). STRIDE: distance between tiles."""
+    """Return the sum (WIDTH) over `tiles` rows of `tile_sums_ptr`, STRIDE numbers apart, 16 at a time."""
     column = tl.arange(0, WIDTH)
     total = zeros(16, WIDTH)
     for first in range(0, tiles, 16):
@@ -435,7 +439,9 @@ def _sum_tiles(tile_sums_ptr, tiles, WIDTH: tl.constexpr, STRIDE: tl.constexpr):
 def _store_chunk_sum(
     target_ptr, tile_sums_ptr, chunk, tiles, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr, STRIDE: tl.constexpr
 ):
-    """Store the sum (WIDTH) over the `tiles` tiles of chunk number `chunk`."""
+    """Store the sum (WIDTH) over the `tiles` tiles of chunk number `chunk` at `target_ptr`. Tiles are STRIDE numbers
+    apart at `tile_sums_ptr`.
+    """
     unit = tl.arange(0, WIDTH_PAD)
     mask = unit < WIDTH
     target_ptr += unit
@@ -456,7 +462,8 @@ def add_tile_sums(
     SPEC: tl.constexpr,
     LOSS: tl.constexpr,
 ):
-    """Sum tile sums over each chunk into its row of partial sums. Grid: (slots, towers, sections).
+    """Sum biases' gradients and loss terms, which other kernels stored per tile of rows, over each chunk's tiles into
+    its row of partial sums. Grid: (chunks, towers, sections of a row).
 
     | parameter                           | shape                  | meaning                                         |
     |-------------------------------------|------------------------|-------------------------------------------------|
@@ -553,14 +560,16 @@ def add_tile_sums(
 
 @triton.jit
 def _load_standardized(z_ptr, offset, unit, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    """Load pre-activations (rows, units) and standardize each row: x_hat and 1 / std (rows)."""
+    """Load pre-activations of layer LAYER at `z_ptr` + `offset` (rows, units) and standardize each row; return x_hat
+    (rows, units) and 1 / std (rows).
+    """
     mask = (unit < SPEC.hidden[LAYER])[None, :]
     return standardize(tl.load(z_ptr + offset).to(tl.float32), mask, SPEC.norm_epsilon, SPEC.hidden[LAYER], True)
 
 
 @triton.jit
 def _load_gain_and_bias(params_ptr, unit, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    """Load gain and bias of a tower's layer, (units) each."""
+    """Load gain and bias of a tower's layer normalization in layer LAYER, (units) each."""
     offset, mask = tower * SPEC.hidden[LAYER] + unit, unit < SPEC.hidden[LAYER]
     gain = tl.load(params_ptr + SPEC.norm_gains[LAYER] + offset, mask=mask, other=0.0)
     return gain, tl.load(params_ptr + SPEC.norm_biases[LAYER] + offset, mask=mask, other=0.0)
@@ -581,7 +590,9 @@ def normalize_layer(
     TRUNCATED_ONLY: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Compute activations h = f(gain x_hat + bias) of one layer. Grid: (tiles of rows, towers - first_tower)."""
+    """Write activations h = f(gain x_hat + bias) of layer LAYER, from its pre-activations z. Grid: (tiles of rows,
+    towers - first_tower).
+    """
     OUT: tl.constexpr = SPEC.widths[LAYER]
     tower = first_tower + tl.program_id(1)
     row, unit = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, OUT)
@@ -604,7 +615,8 @@ def normalize_layer_backward(
     LAYER: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Overwrite the gradient in h by that in z. Grid: (tiles, towers).
+    """Replace the gradient in layer LAYER's activations h by that in its pre-activations z. Grid: (tiles of rows,
+    towers).
 
     The gradients of gain, bias and the product's bias are summed over the tile's rows into `tile_sums_ptr`.
     """

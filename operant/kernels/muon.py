@@ -38,7 +38,9 @@ ITERATIONS = 5
 
 
 class Matrices:
-    """Weight matrices in a flat vector of parameters, the buffers of their Muon step, and its launches."""
+    """Muon's optimizer step for the weight matrices in a flat vector of parameters: their table, the buffers of a step,
+    and its launches.
+    """
 
     def __init__(
         self, matrices: Sequence[tuple[int, tuple[int, int, int]]], device: torch.device, *, half: bool
@@ -84,7 +86,9 @@ class Matrices:
         learning_rate: Tensor,
         max_norm: float,
     ) -> None:
-        """Step all matrices and set their gradients to zero.
+        """Take one step of Muon for all matrices, and set their gradients to zero, so that Adam leaves them alone.
+        `parameters`, `gradient`, `momentum` (P) are flat vectors; `squares` are partial sums of the gradient's squares;
+        `launch` launches a kernel.
 
         `launch`: as `operant.kernels.warmup.Launcher.launch`. `squares`: partial sums of squares of the whole gradient,
         which is clipped to the norm `max_norm`. `skip`: (1), where above 0 nothing changes but the gradient.
@@ -174,7 +178,8 @@ def muon_step(
     BLOCK_N: tl.constexpr,
     BF16: tl.constexpr,
 ):
-    """Clip by the gradient's norm, then step a matrix by U V^T of its momentum U S V^T. Grid: (matrices,).
+    """Step small matrices, one a program: clip by the gradient's norm, then w <- w - 0.2 lr sqrt(max(m, n)) U V^T,
+    where U S V^T is the matrix's momentum. Grid: (matrices,).
 
     | parameter    | shape          | meaning                                                  |
     |--------------|----------------|----------------------------------------------------------|
@@ -220,7 +225,9 @@ def muon_step(
 
 @triton.jit
 def _matrix_offsets(matrices_ptr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Compute offsets of the program's matrix in the flat vectors, and their mask, (BLOCK_M, BLOCK_N)."""
+    """Return the offsets of the program's matrix in the flat vectors, as a tile (BLOCK_M, BLOCK_N), and the mask of
+    elements that exist. `matrices_ptr` is the table of matrices.
+    """
     row, column = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_N)[None, :]
     entry_ptr = matrices_ptr + 3 * tl.program_id(0)
     start, m, n = (
@@ -233,7 +240,7 @@ def _matrix_offsets(matrices_ptr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _cast(x, BF16: tl.constexpr):
-    """Cast to bfloat16 if BF16."""
+    """Cast x to bfloat16 if BF16, otherwise return it unchanged."""
     return x.to(tl.bfloat16) if BF16 else x
 
 
@@ -271,7 +278,8 @@ def update_momentum(grad_ptr, momentum_ptr, table_ptr, scale_ptr, skip_ptr, sums
 
 @triton.jit
 def _tile_offsets(entry_ptr):
-    """Compute offsets of a tile of X: in the flat vectors with mask, and in the scratch buffer with mask, (TILE) each.
+    """Return the offsets (TILE) of a tile of a matrix in the flat vectors with their mask, and in the scratch buffer
+    with theirs. `entry_ptr`: the tile's entry in the table.
 
     X is the matrix, transposed if it has more rows than columns.
     """
@@ -311,7 +319,8 @@ def product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Compute a tile of out = alpha A B + beta added, (short, short) if SQUARED, otherwise (short, long).
+    """Compute a tile of out = alpha A B + beta C of each matrix, C at `added_ptr`; out is (short, short) if SQUARED,
+    otherwise (short, long), short and long being the matrix's sides.
 
     With DEEP the result is A A^T of A = X (short, long), and alpha, beta and added are unused. Otherwise A is (short,
     short), and B and added have the shape of the result.
@@ -347,7 +356,9 @@ def product(
 
 @triton.jit
 def apply(params_ptr, table_ptr, x_ptr, skip_ptr, learning_rate_ptr):
-    """Step parameters w <- w - 0.2 lr sqrt(max(m, n)) X. Grid: (tiles, matrices)."""
+    """Step parameters w <- w - 0.2 lr sqrt(max(m, n)) X of matrices (m, n) by their orthogonalized momentum X. Grid:
+    (tiles, matrices).
+    """
     entry_ptr = table_ptr + 7 * tl.program_id(1)
     offset, mask, x_offset, _ = _tile_offsets(entry_ptr)
     longer = tl.maximum(tl.load(entry_ptr + ROWS), tl.load(entry_ptr + COLUMNS)).to(tl.float32)

@@ -33,7 +33,9 @@ from operant.kernels.ops.linear import load_matrix, operand, product, round_to_t
 
 @triton.jit
 def load_first(params_ptr, tower, column, SPEC: tl.constexpr):
-    """Load columns `column` of the first weight, (H_0, columns). Column K is the bias."""
+    """Load columns `column` of a tower's first weight as a tile (H_0, columns); column K = SPEC.columns is its bias.
+    `params_ptr` (P): flat parameters.
+    """
     WIDTH: tl.constexpr = SPEC.hidden[0]
     row, column = tl.arange(0, SPEC.hidden_pad[0]), column[None, :]
     # Two loads: with a select between addresses the compiler would not see contiguous ones.
@@ -45,13 +47,17 @@ def load_first(params_ptr, tower, column, SPEC: tl.constexpr):
 
 @triton.jit
 def first_weight_operand(first, SPEC: tl.constexpr):
-    """Convert the first weight to an operand: at least tf32, in bf16 as well."""
+    """Round the first weight, `first`, to tf32 (also in bf16, see `forward`), or return it unchanged in float32
+    ("ieee").
+    """
     return first if SPEC.precision == "ieee" else round_to_tf32(first)
 
 
 @triton.jit
 def column_mask(column, tower, SPEC: tl.constexpr):
-    """Mask of the head's columns that a tower computes: the actor's logits or means, the critic's value, or both."""
+    """Return the mask of the output columns that a tower computes: those of the actor's logits or means (tower 0), of
+    the critic's value (tower 1), or both with a shared trunk. Has the shape of `column`, indices of columns.
+    """
     if SPEC.shared:
         return column <= SPEC.head_rows
     else:
@@ -60,7 +66,9 @@ def column_mask(column, tower, SPEC: tl.constexpr):
 
 @triton.jit
 def load_last(params_ptr, tower, SPEC: tl.constexpr):
-    """Load the head's weight (out_pad, H_L-1); rows that this tower does not compute are zero."""
+    """Load the weight of a tower's output layer as a tile (out_pad, H_L-1); rows that this tower does not compute are
+    zero.
+    """
     WIDTH: tl.constexpr = SPEC.hidden[-1]
     row, column = tl.arange(0, SPEC.out_pad)[:, None], tl.arange(0, SPEC.hidden_pad[-1])[None, :]
     head = params_ptr + SPEC.head_weight + row * WIDTH + column
@@ -72,7 +80,7 @@ def load_last(params_ptr, tower, SPEC: tl.constexpr):
 
 @triton.jit
 def out_bias(params_ptr, tower, SPEC: tl.constexpr):
-    """Load the head's bias (out_pad)."""
+    """Load the bias of a tower's output layer, (out_pad); columns that this tower does not compute are zero."""
     column = tl.arange(0, SPEC.out_pad)
     bias_ptr = tl.where(
         column < SPEC.head_rows, params_ptr + SPEC.head_bias + column, params_ptr + SPEC.value_bias + 0 * column
@@ -82,7 +90,9 @@ def out_bias(params_ptr, tower, SPEC: tl.constexpr):
 
 @triton.jit
 def load_log_std(params_ptr, column, SPEC: tl.constexpr):
-    """Load log standard deviations of a Gaussian, (columns); zero in other columns and for a Categorical."""
+    """Load a Gaussian's log standard deviations, (columns); zero in columns that are not means, and for a Categorical.
+    `column`: indices of output columns.
+    """
     return tl.load(
         params_ptr + SPEC.log_std + column, mask=column < (SPEC.head_rows if SPEC.log_std >= 0 else 0), other=0.0
     )
@@ -90,7 +100,9 @@ def load_log_std(params_ptr, column, SPEC: tl.constexpr):
 
 @triton.jit
 def load_norms(params_ptr, tower, SPEC: tl.constexpr):
-    """Load gains and biases of layer normalization: two tuples of (H_k), empty without it."""
+    """Load the gains and biases of a tower's layer normalization: two tuples with a vector (H_k) for each hidden layer,
+    empty without it.
+    """
     gains = ()
     norm_biases = ()
     if SPEC.layer_norm:
@@ -104,7 +116,9 @@ def load_norms(params_ptr, tower, SPEC: tl.constexpr):
 
 @triton.jit
 def load_network(params_ptr, tower, SPEC: tl.constexpr, FIRST: tl.constexpr = True):
-    """Load one tower's parameters: the tuple of the module's table. Without FIRST its first element is 0."""
+    """Load a tower's parameters from the flat vector `params_ptr` (P): the tuple of the table at the top of this file.
+    Without FIRST its first element is 0.
+    """
     weights = ()
     biases = ()
     for k in tl.static_range(len(SPEC.weights)):
@@ -127,8 +141,9 @@ def load_network(params_ptr, tower, SPEC: tl.constexpr, FIRST: tl.constexpr = Tr
 
 @triton.jit
 def hidden_forward(z, network, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    """Normalize and activate pre-activations z (rows, H): activations h as operands, and the tensors saved for the
-    backward pass.
+    """Forward pass of hidden layer LAYER after its product: return activations h = f(z), rounded as operands of the
+    next product, and the tensors saved for the backward pass. z (rows, H) are pre-activations, bias included; with
+    layer normalization h = f(gain x_hat + bias), x_hat = (z - mean) / std.
 
     The latter is `saved_activation(z, h)`; with layer normalization it is x_hat as an operand and 1 / std (rows).
     """
@@ -146,7 +161,9 @@ def hidden_forward(z, network, SPEC: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def hidden_backward(grad_h, saved, network, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    """Backward pass of `hidden_forward`: gradients in z, in the gain and in the normalization's bias.
+    """Backward pass of `hidden_forward`: return the gradients of the loss in z, in the gain and in the normalization's
+    bias, (rows, H) each, from that in h, `grad_h` (rows, H). `saved`: the layer's saved tensors; `network`: as
+    `load_network` returns it.
 
     Each is (rows, H); the latter two are to be summed over rows, and mean nothing without layer normalization.
     """
@@ -165,7 +182,8 @@ def hidden_backward(grad_h, saved, network, SPEC: tl.constexpr, LAYER: tl.conste
 
 @triton.jit
 def forward(x, network, SPEC: tl.constexpr):
-    """Forward pass of features x (rows, columns_pad): outputs, activations, and tensors saved for the backward pass.
+    """Run a tower on features x (rows, columns_pad): return its outputs (rows, out_pad), the activations and the
+    tensors saved for the backward pass. `network` is as `load_network` returns it.
 
     Outputs are (rows, out_pad); the other two are tuples with one entry per hidden layer, see `hidden_forward`.
     """
@@ -176,7 +194,7 @@ def forward(x, network, SPEC: tl.constexpr):
 
 @triton.jit
 def forward_hidden(z, network, SPEC: tl.constexpr):
-    """Forward pass as `forward`, from the first layer's pre-activations z (rows, H_0) on."""
+    """Run a tower from the first layer's pre-activations z (rows, H_0) on: return what `forward` returns."""
     _first, weights, biases, last, last_bias, _gains, _norm_biases = network
     h, saved_layer = hidden_forward(z, network, SPEC, 0)
     hidden = (h,)

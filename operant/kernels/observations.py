@@ -36,14 +36,17 @@ class Inputs(NamedTuple):
 
 
 class FeatureTable:
-    """Normalizer and categories of a policy as one tensor at a fixed address, updated by `refresh`.
+    """Observation normalizer and one-hot columns of a policy as one tensor at a fixed address (`table`), which kernels
+    read and `refresh` updates.
 
     `table` is (2, O) with mean and inv_std, or (4, K) with feature, category (-1: numeric), mean and inv_std of each
     column if the observation has numeric and categorical features.
     """
 
     def __init__(self, policy: Policy, unread: Tensor) -> None:
-        """`unread` is any tensor, used as the table if the policy's kernels read none."""
+        """Allocate the table of a policy. `unread` is any tensor, used as the table if the policy's kernels read
+        none.
+        """
         device, self._normalizer = policy.device, policy.normalizer
         self.table = (
             torch.zeros(2, self._normalizer.mean.shape[0], device=device) if self._normalizer is not None else unread
@@ -59,7 +62,7 @@ class FeatureTable:
             self._numeric = 1.0 - self._categorical
 
     def refresh(self) -> None:
-        """Copy the normalizer's current statistics into the table."""
+        """Copy mean and 1 / std of the policy's normalizer, as they are now, into the table."""
         normalizer = self._normalizer
         if normalizer is not None and self._partial_one_hot is not None:
             mean, inv_std = self.table[2:]
@@ -76,7 +79,9 @@ class FeatureTable:
 
 @triton.jit
 def feature_of(column, normalizer_ptr, SPEC: tl.constexpr):
-    """Feature index of each column (columns); columns from K on get an index >= O, which loads must mask."""
+    """Return the index of the feature that each column of the first layer's input encodes, (columns). Columns from K on
+    get an index >= O, which loads must mask.
+    """
     if SPEC.partial_one_hot:
         return tl.load(normalizer_ptr + column, mask=column < SPEC.columns, other=SPEC.observation).to(tl.int32)
     else:
@@ -85,7 +90,8 @@ def feature_of(column, normalizer_ptr, SPEC: tl.constexpr):
 
 @triton.jit
 def one_hot(x, column, normalizer_ptr, SPEC: tl.constexpr):
-    """One-hot encode gathered features x (rows, columns): 1 or 0 for a category, numeric features unchanged.
+    """One-hot encode x (rows, columns), which holds feature `feature_of(column)` in each column: 1 or 0 for a category;
+    numeric features are unchanged.
 
     x holds feature `feature_of(column)` in each column. A value outside of the k categories encodes as zeros.
     """
@@ -101,7 +107,9 @@ def one_hot(x, column, normalizer_ptr, SPEC: tl.constexpr):
 
 @triton.jit
 def normalize(features, column, normalizer_ptr, SPEC: tl.constexpr):
-    """Normalize encoded features (rows, columns) to float32, clipped to +-10, and set the bias column to 1."""
+    """Normalize encoded features (rows, columns): (x - mean) / std, clipped to +-10, as float32; set column K to 1, for
+    the bias. Without SPEC.normalize only the latter.
+    """
     x = features.to(tl.float32)
     if SPEC.normalize:
         in_bounds = column < SPEC.columns
@@ -116,7 +124,8 @@ def normalize(features, column, normalizer_ptr, SPEC: tl.constexpr):
 
 @triton.jit
 def first_operand(x, SPEC: tl.constexpr):
-    """Round the first layer's input to tf32, in bf16 as well: raw observations may differ little and need the bits.
+    """Round the first layer's input x to tf32, in bf16 as well: raw observations may differ little and need the bits.
+    Unchanged in float32 ("ieee").
 
     Bytes that are not normalized are exact in tf32.
     """
@@ -125,7 +134,8 @@ def first_operand(x, SPEC: tl.constexpr):
 
 @triton.jit
 def load_normalized(observation_ptr, normalizer_ptr, lane, in_bounds, t, lanes, SPEC: tl.constexpr):
-    """Load the first layer's input at step t for some lanes: (rows, columns_pad) float32, not yet rounded.
+    """Load observations of step t as the first layer's input, (rows, columns_pad) float32: one-hot encoded and
+    normalized, not yet rounded to an operand.
 
     | parameter       | shape        | meaning                        |
     |-----------------|--------------|--------------------------------|
@@ -143,5 +153,7 @@ def load_normalized(observation_ptr, normalizer_ptr, lane, in_bounds, t, lanes, 
 
 @triton.jit
 def load_features(observation_ptr, normalizer_ptr, lane, in_bounds, t, lanes, SPEC: tl.constexpr):
-    """Load the first layer's input as `load_normalized`, rounded as the first product's operand."""
+    """Load observations of step t as the first layer's input, (rows, columns_pad): `load_normalized`, rounded as the
+    operand of the first product.
+    """
     return first_operand(load_normalized(observation_ptr, normalizer_ptr, lane, in_bounds, t, lanes, SPEC), SPEC)

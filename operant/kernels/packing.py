@@ -23,7 +23,9 @@ from operant.kernels.ops.linear import add_product, round_to_tf32, rounded_opera
 
 @triton.jit
 def load_bytes(x_ptr, row, column, normalizer_ptr, SPEC: tl.constexpr):
-    """Load gathered bytes (rows, columns) of `x_ptr` (capacity, inputs[0]) as the first product's operand."""
+    """Load rows and columns of gathered bytes `x_ptr` (capacity, inputs[0]) as the operand of the first product, (rows,
+    columns): normalized, then bfloat16 or tf32.
+    """
     x = tl.load(
         x_ptr + row[:, None] * SPEC.inputs[0] + column[None, :], mask=(column < SPEC.inputs[0])[None, :], other=0
     )
@@ -35,8 +37,8 @@ def load_bytes(x_ptr, row, column, normalizer_ptr, SPEC: tl.constexpr):
 def add_bytes_product(
     x_ptr, normalizer_ptr, w_ptr, row, column, total, SPEC: tl.constexpr, IN: tl.constexpr, BLOCK_K: tl.constexpr
 ):
-    """Accumulate an output tile as `add_tile_product`, of gathered bytes `x_ptr` (capacity, IN) and weights `w_ptr`
-    (outputs, IN).
+    """Return `total` plus a tile of the first layer's product x W^T, in steps of BLOCK_K: x are gathered bytes `x_ptr`
+    (capacity, IN), W packed weights `w_ptr` (outputs, IN); `row` and `column` are the tile's rows of each.
     """
     k = tl.arange(0, BLOCK_K)
     b = w_ptr + column[None, :] * IN + k[:, None]
@@ -51,7 +53,8 @@ def add_bytes_product(
 
 @triton.jit
 def weight_offset(row, column, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    """Compute offsets of a layer's weight elements (outputs, inputs) in the flat vector, and a mask without padding.
+    """Return the offset in the flat parameter vector of each element of layer LAYER's weight (`row` outputs, `column`
+    inputs), and the mask of those that exist, without padding.
 
     Layer 0 has its bias as the column after the inputs. Layer L is the head: rows of the distribution, then the value.
     """
@@ -72,7 +75,9 @@ def weight_offset(row, column, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def _pack_layer(params_ptr, first_ptr, packed_ptr, row, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    """Pack rows `row` (16, 1) of one layer's weight, 64 columns at a time."""
+    """Pack rows `row` (16, 1) of layer LAYER's weight, 64 columns at a time, into `first_ptr` (layer 0) or
+    `packed_ptr`, see `pack`.
+    """
     OUT: tl.constexpr = SPEC.widths[LAYER]
     IN: tl.constexpr = SPEC.inputs[LAYER]
     STEP: tl.constexpr = IN if IN < 64 else 64
@@ -95,7 +100,8 @@ def _pack_layer(params_ptr, first_ptr, packed_ptr, row, tower, SPEC: tl.constexp
 
 @triton.jit
 def pack(params_ptr, first_ptr, packed_ptr, SPEC: tl.constexpr):
-    """Pack all weights as operands, zero-padded. Grid: (max(widths) / 16, L + 1, towers).
+    """Copy all weights, zero-padded, in the type of the matrix products: bfloat16, or float32 rounded to tf32. Grid:
+    (max(widths) / 16, L + 1, towers).
 
     | parameter  | shape                        | meaning                                                         |
     |------------|------------------------------|-----------------------------------------------------------------|
@@ -116,7 +122,9 @@ def pack(params_ptr, first_ptr, packed_ptr, SPEC: tl.constexpr):
 
 @triton.jit
 def needed(truncated_ptr, offset, in_bounds, TRUNCATED_ONLY: tl.constexpr):
-    """Whether to compute a tile: always, or with TRUNCATED_ONLY only if one of its lanes was truncated."""
+    """Return whether to compute a tile: always, or with TRUNCATED_ONLY only if an episode was truncated in one of its
+    samples. `truncated_ptr` + `offset` (rows) are their flags.
+    """
     if TRUNCATED_ONLY:
         return tl.sum(tl.load(truncated_ptr + offset, mask=in_bounds, other=0).to(tl.int32), axis=0) > 0
     else:
@@ -127,7 +135,8 @@ def needed(truncated_ptr, offset, in_bounds, TRUNCATED_ONLY: tl.constexpr):
 def _store_features(
     inputs, x_ptr, rounded_ptr, sample, t, in_bounds, row, lanes, SPEC: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """Encode samples t N + n (rows) into rows of `x_ptr`, and in bf16 into `rounded_ptr` as operands.
+    """Write the first layer's input of samples t N + n (`sample`, (rows), of steps `t`) to rows `row` of `x_ptr`
+    (capacity, inputs[0]); in bf16 also to `rounded_ptr`, in bfloat16.
 
     Program 1 takes BLOCK_N columns.
     """
@@ -175,7 +184,9 @@ def gather(
     BLOCK: tl.constexpr,
     TRUNCATED_ONLY: tl.constexpr,
 ):
-    """Gather `count` consecutive samples into rows of `x_ptr`, whole blocks from block `first` of the rollout on."""
+    """Gather `count` consecutive samples of the rollout into rows 0, 1, ... of `x_ptr`, beginning with block `first` (a
+    block is BLOCK neighbouring lanes of one step). With TRUNCATED_ONLY only tiles with a truncated sample.
+    """
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     # A mask of blocks instead of rows: all rows of a block are loaded or none, so the compiler vectorizes the loads.
     in_bounds = row // BLOCK < count // BLOCK
@@ -201,7 +212,8 @@ def gather_chunks(
     BLOCK_N: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gather the chunks of a minibatch from chunk `first_chunk` on, each into `slot` rows of `x_ptr`.
+    """Gather the samples of a minibatch's chunks from chunk `first_chunk` on: those of each chunk into `slot`
+    consecutive rows of `x_ptr`.
 
     Rows after a chunk's last sample hold an encoded empty observation.
     """

@@ -25,13 +25,14 @@ class QActing(NamedTuple):
 
 @triton.jit
 def all_legal(BLOCK_M: tl.constexpr, WIDTH: tl.constexpr):
-    """Make a legal-action mask (BLOCK_M, WIDTH) of ones."""
+    """Return a legal-action mask of ones, (BLOCK_M, WIDTH) uint8: every action is legal."""
     return tl.full((BLOCK_M, WIDTH), 1, tl.uint8)
 
 
 @triton.jit
 def best(q, legal_mask, ACTIONS: tl.constexpr):
-    """Select the greedy legal action (rows), and mask Q-values (rows, out_pad).
+    """Return the greedy legal action of each row, (rows), and the Q-values q (rows, out_pad) with masked ones replaced.
+    ACTIONS: number of actions; `legal_mask` (rows, out_pad) is 0 for illegal ones.
 
     Masked Q-values are `ILLEGAL` for illegal actions and -infinity in columns that are not actions.
     """
@@ -42,7 +43,8 @@ def best(q, legal_mask, ACTIONS: tl.constexpr):
 
 @triton.jit
 def explore(greedy, legal_mask, acting, t, lane, in_bounds, lanes, ACTIONS: tl.constexpr, LEGAL: tl.constexpr):
-    """Store epsilon-greedy actions at step t: `greedy` (rows), or with probability epsilon a random legal action.
+    """Store epsilon-greedy actions of step t: the greedy action of each lane, or with probability epsilon a legal one
+    drawn uniformly.
 
     | parameter  | shape           | meaning                                 |
     |------------|-----------------|-----------------------------------------|
@@ -70,7 +72,8 @@ def explore(greedy, legal_mask, acting, t, lane, in_bounds, lanes, ACTIONS: tl.c
 
 @triton.jit
 def act_epsilon_greedily(out, lane, in_bounds, legal_mask_ptr, acting, params_ptr, tower, t, lanes, SPEC: tl.constexpr):
-    """Store epsilon-greedy actions and max Q at step t from Q-values `out` (rows, out_pad).
+    """Store epsilon-greedy actions and max_a Q of step t from Q-values `out` (rows, out_pad) of lanes `lane` (rows):
+    SAMPLE of PQN.
 
     Has the signature of `operant.kernels.act.sample_and_store`; `acting` is a `QActing`.
     """
@@ -84,7 +87,8 @@ def act_epsilon_greedily(out, lane, in_bounds, legal_mask_ptr, acting, params_pt
 
 @triton.jit
 def largest_value(out, legal_mask_ptr, sample, t, has_mask, lanes, SPEC: tl.constexpr):
-    """Compute max Q (rows) of Q-values `out` (rows, out_pad), over legal actions in the rows that have a mask.
+    """Return max_a Q (rows) of Q-values `out` (rows, out_pad), over legal actions in rows where `has_mask`: VALUE of
+    PQN.
 
     Has the signature of `operant.kernels.act.state_value`.
     """

@@ -30,7 +30,9 @@ MAX_COLUMNS = tl.constexpr(64)
 
 @triton.jit
 def load_features(rows_ptr, stride, column, normalizer_ptr, in_bounds, SPEC: tl.constexpr):
-    """Load columns `column` of the first layer's input, (rows, columns), as a product's operand."""
+    """Load columns `column` of the first layer's input, (rows, columns): observations one-hot encoded, normalized, and
+    rounded as the operand of the first product.
+    """
     feature = feature_of(column, normalizer_ptr, SPEC)
     x = tl.load(
         rows_ptr[:, None] + feature[None, :] * stride,
@@ -42,7 +44,8 @@ def load_features(rows_ptr, stride, column, normalizer_ptr, in_bounds, SPEC: tl.
 
 @triton.jit
 def forward_rows(rows_ptr, stride, params_ptr, normalizer_ptr, in_bounds, SPEC: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Forward pass of a tile: outputs (rows, out_pad), the network's parameters, activations and saved tensors.
+    """Run a network on a tile of observations given by pointers: return outputs (rows, out_pad), the network's
+    parameters, the activations and the tensors saved for the backward pass.
 
     The latter three are as `load_network` and `forward` return them.
     """
@@ -62,8 +65,9 @@ def forward_rows(rows_ptr, stride, params_ptr, normalizer_ptr, in_bounds, SPEC: 
 def store_gradient(
     grad_ptr, grad_out, rows_ptr, stride, normalizer_ptr, in_bounds, network, hidden, saved, SPEC: tl.constexpr
 ):
-    """Backward pass of a tile: from grad_out (rows, out_pad) to the gradient of all parameters, stored at
-    `grad_ptr`.
+    """Backward pass of a tile: from `grad_out` (rows, out_pad), the gradient in the outputs, compute the gradient of
+    all parameters, summed over the tile's rows, and store it at `grad_ptr` (P). `network`, `hidden` and `saved` are as
+    `forward_rows` returned them.
     """
     WIDTH: tl.constexpr = MAX_COLUMNS if SPEC.columns_pad > MAX_COLUMNS else SPEC.columns_pad
     _first, weights, _biases, last, _last_bias, _gains, _norm_biases = network
@@ -92,14 +96,16 @@ def store_gradient(
 
 @triton.jit
 def _store_column_sum(grad_ptr, tile, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr):
-    """Store the sum over rows of a tile (rows, WIDTH_PAD), its first WIDTH columns."""
+    """Store the sum over rows of a tile (rows, WIDTH_PAD), its first WIDTH columns, at `grad_ptr`."""
     unit = tl.arange(0, WIDTH_PAD)
     tl.store(grad_ptr + unit, tl.sum(tile, axis=0), mask=unit < WIDTH)
 
 
 @triton.jit
 def _store_norm(grad_ptr, grad_gain, grad_norm_bias, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    """Store the gradients of one layer's gain and bias, if the layer is normalized."""
+    """Store the gradients of hidden layer LAYER's gain and normalization bias into the flat gradient `grad_ptr` (P):
+    sums over the rows of `grad_gain` and `grad_norm_bias` (rows, H). Nothing without layer normalization.
+    """
     if SPEC.layer_norm:
         _store_column_sum(grad_ptr + SPEC.norm_gains[LAYER], grad_gain, SPEC.hidden[LAYER], SPEC.hidden_pad[LAYER])
         _store_column_sum(

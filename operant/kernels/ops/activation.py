@@ -16,15 +16,13 @@ INVERSE_SQRT_2_PI = tl.constexpr(0.3989422804014327)
 
 @triton.jit
 def sigmoid(x, APPROXIMATE: tl.constexpr = False):
-    """Compute the sigmoid 1 / (1 + e^-x); if APPROXIMATE, from the hardware tanh."""
+    """Return the sigmoid 1 / (1 + e^-x), elementwise; if APPROXIMATE, from the hardware tanh (error 2^-11)."""
     return 0.5 * tanh(0.5 * x, True) + 0.5 if APPROXIMATE else 1.0 / (1.0 + tl.exp(-x))
 
 
 @triton.jit
 def tanh(x, APPROXIMATE: tl.constexpr):
-    """Compute the hyperbolic tangent as 2 sigmoid(2x) - 1; if APPROXIMATE, by the hardware instruction (error
-    2^-11).
-    """
+    """Return tanh x, elementwise, as 2 sigmoid(2x) - 1; if APPROXIMATE, by the hardware instruction (error 2^-11)."""
     if APPROXIMATE:
         return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     else:
@@ -33,13 +31,13 @@ def tanh(x, APPROXIMATE: tl.constexpr):
 
 @triton.jit
 def softplus(x):
-    """Compute softplus log(1 + e^x), without overflow."""
+    """Return softplus log(1 + e^x), elementwise, without overflow."""
     return tl.where(x > 0.0, x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
 
 
 @triton.jit
 def activate(z, SPEC: tl.constexpr):
-    """Compute activations h = f(z) of pre-activations z, any shape."""
+    """Return activations h = f(z) of pre-activations z, elementwise; f is SPEC.activation."""
     if SPEC.activation == "tanh":
         return tanh(z, SPEC.approximate)
     elif SPEC.activation == "relu":
@@ -52,13 +50,15 @@ def activate(z, SPEC: tl.constexpr):
 
 @triton.jit
 def saved_activation(z, h, SPEC: tl.constexpr):
-    """Select the tensor saved for the backward pass: h for tanh and relu, z as an operand for silu and gelu."""
+    """Return the tensor that the backward pass of h = f(z) needs: h for tanh and relu, z in the products' type for silu
+    and gelu.
+    """
     return h if SPEC.activation == "tanh" or SPEC.activation == "relu" else operand(z, SPEC)
 
 
 @triton.jit
 def activation_gradient(saved, SPEC: tl.constexpr):
-    """Compute the derivative f'(z) from the tensor that `saved_activation` returned."""
+    """Return the derivative f'(z), elementwise in float32, from the tensor that `saved_activation` returned."""
     x = saved.to(tl.float32)
     if SPEC.activation == "tanh":
         return 1.0 - x * x

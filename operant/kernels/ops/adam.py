@@ -31,7 +31,7 @@ class Moments(NamedTuple):
 
 @triton.jit
 def adam(x, grad, m, v, step_size, root_correction, epsilon):
-    """Adam update in registers; returns the new (x, m, v).
+    """Return parameters and running averages (x, m, v) after one step of Adam.
 
     | parameter       | shape         | meaning                             |
     |-----------------|---------------|-------------------------------------|
@@ -50,7 +50,7 @@ def adam(x, grad, m, v, step_size, root_correction, epsilon):
 
 @triton.jit
 def one_minus_exp(x):
-    """Compute 1 - e^x for x <= 0 in float32: by its Taylor series near 0, where the difference would cancel."""
+    """Return 1 - e^x for x <= 0 in float32: by its Taylor series near 0, where the difference would cancel."""
     series = -x * (
         1.0 + x / 2.0 * (1.0 + x / 3.0 * (1.0 + x / 4.0 * (1.0 + x / 5.0 * (1.0 + x / 6.0 * (1.0 + x / 7.0)))))
     )

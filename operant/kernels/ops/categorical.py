@@ -33,14 +33,16 @@ def load_legal_mask(legal_mask_ptr, sample, t, in_bounds, lanes, SPEC: tl.conste
 
 @triton.jit
 def mask_illegal(out, legal_mask, SPEC: tl.constexpr):
-    """Replace the logits of illegal actions by `ILLEGAL` (-1e9); no change if the environment has no mask."""
+    """Return logits `out` (rows, out_pad) with those of illegal actions (`legal_mask` 0) replaced by -1e9; unchanged if
+    the environment has no legal-action mask.
+    """
     return tl.where(legal_mask != 0, out, ILLEGAL) if SPEC.legal else out
 
 
 @triton.jit
 def categorical(out, column, SPEC: tl.constexpr):
-    """Compute log-probabilities, probabilities and entropies of logits, each (rows, out_pad), zero outside of the
-    logits.
+    """Return log-probabilities, probabilities and entropies of the actions, from logits `out` in the first columns;
+    each (rows, out_pad), zero in columns that are not logits.
 
     The entropy is that of the choice to which a column belongs. `column` is tl.arange(0, out_pad).
     """
@@ -63,7 +65,8 @@ def categorical(out, column, SPEC: tl.constexpr):
 
 @triton.jit
 def sample_choice(p, column, uniform, SPEC: tl.constexpr, CHOICE: tl.constexpr):
-    """Sample one choice by the inverse transform: the action whose cumulative probability passes `uniform`.
+    """Sample the action of choice number CHOICE (several for MultiDiscrete) by the inverse transform: the first whose
+    cumulative probability exceeds `uniform`.
 
     | parameter | shape           | meaning                                |
     |-----------|-----------------|----------------------------------------|

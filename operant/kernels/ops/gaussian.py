@@ -14,13 +14,14 @@ TWO_PI = tl.constexpr(6.283185307179586)
 
 @triton.jit
 def box_muller(u1, u2):
-    """Compute standard normal noise from two uniforms in [0, 1) (Box & Muller 1958); 1 - u1 is exact."""
+    """Return standard normal noise from two uniforms in [0, 1), elementwise (Box & Muller 1958); 1 - u1 is exact."""
     return tl.sqrt(-2.0 * tl.log(1.0 - u1)) * tl.cos(TWO_PI * u2)
 
 
 @triton.jit
 def gaussian_log_density(mean, action, log_std, mask, SPEC: tl.constexpr):
-    """Compute the log density of raw actions summed over their components, and the standardized actions.
+    """Return the log density of raw actions, summed over their components, and the standardized actions (a - mean) /
+    std.
 
     | parameter    | shape           | meaning                                          |
     |--------------|-----------------|--------------------------------------------------|

@@ -21,7 +21,7 @@ import triton.language as tl
 
 @triton.jit
 def standardize(z, mask, EPSILON: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr):
-    """Standardize each row to mean 0 and variance 1; returns x_hat and inv_std. `mask` is read only if MASKED."""
+    """Standardize each row of z to mean 0 and variance 1: return x_hat and 1 / std. `mask` is read only if MASKED."""
     x = z - (tl.sum(z, axis=1) / WIDTH)[:, None]
     if MASKED:
         x = tl.where(mask, x, 0.0)
@@ -31,7 +31,7 @@ def standardize(z, mask, EPSILON: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.
 
 @triton.jit
 def layer_norm_backward(grad_y, x_hat, inv_std, gain, WIDTH: tl.constexpr, MASKED: tl.constexpr):
-    """Compute the gradient of the loss in z, (rows, units_pad), from that in y."""
+    """Return the gradient of the loss in z, (rows, units_pad), from that in y = gain x_hat + bias, `grad_y`."""
     # dL / dz = (g - mean(g) - x_hat mean(g x_hat)) / std, g = dL / dx_hat = gain dL / dy
     g = grad_y * gain
     mean, projection = tl.sum(g, axis=1) / WIDTH, tl.sum(g * x_hat, axis=1) / WIDTH

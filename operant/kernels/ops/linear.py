@@ -21,19 +21,21 @@ TF32_TRUNCATION = tl.constexpr(3.5e-4)
 
 @triton.jit
 def zeros(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Make a zero accumulator (BLOCK_M, BLOCK_N) in float32."""
+    """Return a float32 tile of zeros, (BLOCK_M, BLOCK_N), as an accumulator."""
     return tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
 
 
 @triton.jit
 def operand(x, SPEC: tl.constexpr):
-    """Cast a tile to the operand type of a product, without rounding to tf32."""
+    """Cast a tile to the type of a product's operand: bfloat16 in bf16, otherwise unchanged (float32, not rounded to
+    tf32).
+    """
     return x.to(tl.bfloat16) if SPEC.precision == "bf16" else x
 
 
 @triton.jit
 def round_to_tf32(x):
-    """Round float32 to the nearest tf32 value; NaN stays NaN."""
+    """Round float32 to the nearest tf32 value (10 mantissa bits), elementwise; NaN stays NaN."""
     # ptxas 12.8 drops a wgmma in a loop if only integer operations and comparisons read its result. A float addition
     # that reads it first prevents this.
     x += 0.0
@@ -43,7 +45,9 @@ def round_to_tf32(x):
 
 @triton.jit
 def rounded_operand(x, SPEC: tl.constexpr):
-    """Round a tile to the operand type of a product, for buffers in global memory."""
+    """Round a tile to the type of a product's operand, as buffers in global memory hold it: bfloat16, float32 rounded
+    to tf32, or float32.
+    """
     if SPEC.precision == "bf16":
         return x.to(tl.bfloat16)
     elif SPEC.precision == "tf32":
@@ -54,8 +58,8 @@ def rounded_operand(x, SPEC: tl.constexpr):
 
 @triton.jit
 def weight_operand(w, SPEC: tl.constexpr):
-    """Convert a weight to an operand. In approximate tf32 it is scaled up by the mean truncation error of the
-    activations.
+    """Convert a weight to a product's operand. In approximate tf32 it is rounded, and scaled up by the mean relative
+    error of the activations' truncation.
     """
     return (
         round_to_tf32(w * (1.0 + TF32_TRUNCATION))
@@ -66,7 +70,9 @@ def weight_operand(w, SPEC: tl.constexpr):
 
 @triton.jit
 def compensated(total, TIMES: tl.constexpr, SPEC: tl.constexpr):
-    """Scale up a sum of products by the mean truncation error of TIMES truncated operands (approximate tf32 only)."""
+    """Return a sum of products, scaled up by the mean relative error of truncating TIMES of its operands to tf32;
+    unchanged in other precisions.
+    """
     return total * (1.0 + TIMES * TF32_TRUNCATION) if SPEC.precision == "tf32" and SPEC.approximate else total
 
 
@@ -75,19 +81,21 @@ def compensated(total, TIMES: tl.constexpr, SPEC: tl.constexpr):
 
 @triton.jit
 def product(a, b, SPEC: tl.constexpr):
-    """Compute the matrix product of operands a (M, K) and b (K, N): (M, N) float32."""
+    """Return the matrix product a b of operands (M, K) and (K, N): (M, N) float32."""
     return tl.dot(a, b) if SPEC.precision == "bf16" else tl.dot(a, b, input_precision=SPEC.precision)
 
 
 @triton.jit
 def add_product(a, b, total, SPEC: tl.constexpr):
-    """Accumulate total + a b, (M, N) float32. float32 operands are read as tf32 if the precision is bf16."""
+    """Return `total` + a b, (M, N) float32, of operands (M, K) and (K, N); float32 operands are read as tf32 if the
+    precision is bf16.
+    """
     return tl.dot(a, b, total, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
 
 
 @triton.jit
 def add_tile_product(a_ptr, b_ptr, row, column, total, SPEC: tl.constexpr, IN: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Accumulate one output tile of A B^T in steps of BLOCK_K.
+    """Return `total` plus one tile of the product A B^T, summed in steps of BLOCK_K.
 
     | parameter | shape              | meaning                                            |
     |-----------|--------------------|----------------------------------------------------|
@@ -126,5 +134,5 @@ def store_matrix(
 
 @triton.jit
 def select_column(x, column, SELECTED: tl.constexpr):
-    """Select column SELECTED of x (rows, columns), as (rows). `column` is tl.arange(0, columns)."""
+    """Return column number SELECTED of x (rows, columns), as (rows). `column` is tl.arange(0, columns)."""
     return tl.sum(tl.where((column == SELECTED)[None, :], x, 0.0), axis=1)

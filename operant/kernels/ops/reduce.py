@@ -20,8 +20,8 @@ REDUCE_COLUMNS = tl.constexpr(32)
 
 @triton.jit
 def add_halves(rows, COUNT: tl.constexpr, LEFT: tl.constexpr):
-    """Reduce rows (COUNT, 32) to (LEFT, 32) in a tree: each level adds row k and row k + n / 2. COUNT and LEFT are
-    powers of two.
+    """Sum rows (COUNT, 32) to (LEFT, 32) in a binary tree, whose every level adds the second half of the rows to the
+    first. COUNT and LEFT are powers of two.
 
     Addition of two operands commutes, so the thread layout does not change the bits.
     """
@@ -32,7 +32,8 @@ def add_halves(rows, COUNT: tl.constexpr, LEFT: tl.constexpr):
 
 @triton.jit
 def add_shards(partial_ptr, width, column, SHARDS: tl.constexpr, SHARD_ROWS: tl.constexpr):
-    """Sum all rows of `partial_ptr` (SHARDS * SHARD_ROWS, width) in 32 columns: (1, 32).
+    """Return the sum of all rows of `partial_ptr` (SHARDS * SHARD_ROWS, width) in 32 columns, (1, 32), in a fixed
+    binary tree. A shard is an aligned range of the world's lanes, and has SHARD_ROWS rows.
 
     First the rows of each shard are added, then neighbouring shards. A rank owns neighbouring shards, so its sum is one
     node of the tree over all shards.
@@ -45,7 +46,9 @@ def add_shards(partial_ptr, width, column, SHARDS: tl.constexpr, SHARD_ROWS: tl.
 
 @triton.jit
 def sum_of_squares(x):
-    """Sum the 32 squares of x (32) in a binary tree: independent of the layout of x."""
+    """Return the sum of squares of x (32), added in a binary tree, so that the bits do not depend on the thread
+    layout.
+    """
     squares = x * x
     for level in tl.static_range(5):
         squares = tl.sum(tl.reshape(squares, (2, 16 >> level)), axis=0)
@@ -56,7 +59,8 @@ def sum_of_squares(x):
 def store_total(
     total, block, column, width, grad_ptr, squares_ptr, x_ptr, update, SPEC: tl.constexpr, RECORD: tl.constexpr
 ):
-    """Store 32 elements of the gradient and the sum of their squares.
+    """Store 32 elements of the gradient, `total`, and the sum of their squares; the last block of 32 columns holds the
+    loss terms instead, and is passed to RECORD.
 
     The last block holds the loss terms instead of gradients and calls `RECORD(terms, column, x_ptr, update, SPEC)`.
     """
@@ -95,7 +99,7 @@ def reduce_partials(
     SHARDS: tl.constexpr,
     SHARD_ROWS: tl.constexpr,
 ):
-    """Reduce the rows of partial sums to the gradient, its squares and the recorded loss terms."""
+    """Sum the rows of partial sums to the gradient, its squares and the loss terms, which RECORD adds up."""
     block = tl.program_id(0)
     column = block * REDUCE_COLUMNS + tl.arange(0, REDUCE_COLUMNS)
     total = tl.reshape(add_shards(partial_ptr, width, column, SHARDS, SHARD_ROWS), (REDUCE_COLUMNS,))
@@ -104,7 +108,7 @@ def reduce_partials(
 
 @triton.jit
 def sum_shards(partial_ptr, width, sum_ptr, SHARDS: tl.constexpr, SHARD_ROWS: tl.constexpr):
-    """Reduce one rank's rows of partial sums to `sum_ptr` (width), which the ranks then exchange."""
+    """Sum one rank's rows of partial sums to `sum_ptr` (width), which the ranks then exchange between two launches."""
     column = tl.program_id(0) * REDUCE_COLUMNS + tl.arange(0, REDUCE_COLUMNS)
     tl.store(sum_ptr + column[None, :], add_shards(partial_ptr, width, column, SHARDS, SHARD_ROWS))
 
@@ -124,8 +128,8 @@ def exchange_partials(
     SHARD_ROWS: tl.constexpr,
     RANKS: tl.constexpr,
 ):
-    """Reduce partial sums as `reduce_partials`, over all ranks, exchanging their sums inside the kernel. Each rank owns
-    SHARDS shards.
+    """Sum partial sums of all ranks as `reduce_partials` does, exchanging the ranks' sums inside the kernel. Each rank
+    has SHARDS shards.
     """
     block = tl.program_id(0)
     column = block * REDUCE_COLUMNS + tl.arange(0, REDUCE_COLUMNS)

@@ -93,8 +93,8 @@ class BatchBuffers(NamedTuple):
 
 @triton.jit
 def philox(shard, sample, update, seed_ptr, draw):
-    """Compute four random words (uint32) of each sample: Philox keyed by the seed, counting shard, sample, update and
-    draw.
+    """Return four random words (uint32) for each sample, from the Philox generator: key `seed_ptr` (2), counter (shard,
+    sample, update, draw).
     """
     c0 = ((shard << _SHARD_BIT) | sample).to(tl.uint32)
     c1 = tl.zeros_like(c0) + (update & 0xFFFFFFFF).to(tl.uint32)
@@ -107,20 +107,20 @@ def philox(shard, sample, update, seed_ptr, draw):
 
 @triton.jit
 def uniform(word):
-    """Convert a random word to a uniform float32 in [0, 1)."""
+    """Convert a random word (uint32) to a float32 uniform in [0, 1)."""
     return (word >> 8).to(tl.float32) * _UNIT
 
 
 @triton.jit
 def randint(word, bound):
-    """Convert a random word to a uniform integer in [0, bound), as int64."""
+    """Convert a random word (uint32) to an integer uniform in 0 ... `bound` - 1, as int64."""
     return (word.to(tl.int64) * bound) >> 32
 
 
 @triton.jit
 def choose_transitions(shard, sample, ticks, update, lanes, capacity, seed_ptr, n_step, shards):
-    """Choose row of the ring and lane of each sample, uniformly over the stored transitions of its shard except the
-    newest n_step ticks.
+    """Choose the ring's row and the lane of each sample, (rows) each: uniformly over its shard's stored transitions,
+    except the newest n_step ticks. A shard is an aligned range of lanes.
 
     | parameter | shape  | meaning                            |
     |-----------|--------|------------------------------------|
@@ -143,8 +143,8 @@ def choose_transitions(shard, sample, ticks, update, lanes, capacity, seed_ptr, 
 
 @triton.jit
 def normalize_observation(observation, column, normalizer_ptr, OBSERVATION: tl.constexpr, NORMALIZE: tl.constexpr):
-    """Convert observations (rows, columns) to float32, with NORMALIZE standardized and clipped to [-10, 10]; zero
-    beyond the last value.
+    """Convert observations (rows, columns) to float32; with NORMALIZE standardized by `normalizer_ptr` (2, O) and
+    clipped to [-10, 10]. Columns from OBSERVATION on are zero.
     """
     x = observation.to(tl.float32)
     if NORMALIZE:
@@ -158,8 +158,8 @@ def normalize_observation(observation, column, normalizer_ptr, OBSERVATION: tl.c
 
 @triton.jit
 def n_step_returns(replay, sizes, gamma, ticks, row, lane, N_STEP: tl.constexpr, TRUNCATES: tl.constexpr):
-    """Compute n-step return, discount, row of the next observation, and its index in the side buffer if it is final,
-    else -1; (rows) each.
+    """Return n-step return, discount, the ring's row of the next observation, and its index in the side buffer of final
+    observations (-1 if it is not final), (rows) each, of transitions at `row`, `lane`.
 
     | parameter | shape  | meaning                                           |
     |-----------|--------|---------------------------------------------------|
@@ -198,7 +198,8 @@ def n_step_returns(replay, sizes, gamma, ticks, row, lane, N_STEP: tl.constexpr,
 
 @triton.jit
 def sample_tile(tile, replay, batch, arguments, REPLAY: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Sample a tile of BLOCK_M samples of a batch. Parameters as `sample`'s.
+    """Sample BLOCK_M transitions of a batch, number `tile`, into `batch`. `replay`, `batch` and `arguments` as in
+    `sample`.
 
     Of the newest stored tick only the observation is read, from the rollout: the rest may be written later.
     """
@@ -264,7 +265,8 @@ def sample_tile(tile, replay, batch, arguments, REPLAY: tl.constexpr, BLOCK_M: t
 
 @triton.jit(do_not_specialize=["arguments"])
 def sample(replay, batch, arguments, REPLAY: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Sample a batch of n-step transitions. Grid: (B / BLOCK_M,).
+    """Sample a batch of n-step transitions from the replay: observations, discounted returns and noise. Grid: (B /
+    BLOCK_M,).
 
     | parameter | shape  | meaning                 |
     |-----------|--------|-------------------------|
@@ -280,8 +282,8 @@ def sample(replay, batch, arguments, REPLAY: tl.constexpr, BLOCK_M: tl.constexpr
 
 @triton.jit
 def store_tick(program, programs, replay, arguments, REPLAY: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Store the newest tick that counts as stored in the ring. Program p of `programs` stores lane tiles p, p +
-    programs, ...
+    """Copy the newest tick from the rollout to the ring, as program `program` of `programs`: BLOCK_M lanes at a time.
+    The parameters are those of `store`.
     """
     t, lanes = arguments.ticks - 1, arguments.lanes
     tick = tl.load(replay.ticks) + t
@@ -319,5 +321,7 @@ def store_tick(program, programs, replay, arguments, REPLAY: tl.constexpr, BLOCK
 
 @triton.jit(do_not_specialize=["arguments"])
 def store(replay, arguments, REPLAY: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Store the newest tick of `ReplayBuffers.rollout` in the ring. `arguments`: `BatchArguments`."""
+    """Copy the newest tick (vectorised step) from the rollout, `replay.rollout`, to the replay's ring. Grid: any number
+    of programs. `arguments` is a `BatchArguments`.
+    """
     store_tick(tl.program_id(0), tl.num_programs(0), replay, arguments, REPLAY, BLOCK_M)
