@@ -27,8 +27,8 @@ RESIDENT_COLUMNS, RESIDENT_WIDTH, RESIDENT_OUTPUTS = 128, 128, 64
 
 
 class TileSums(NamedTuple):
-    """Offsets of the sections in a row of tile sums of the per-layer engine; each section is a sum over the tile's
-    rows.
+    """Offsets of the sections of a row of tile sums (per-layer engine): each section is a sum over the samples of one
+    tile of rows.
     """
 
     biases: tuple[int, ...]  # gradients of the biases, from the second layer on
@@ -88,17 +88,19 @@ class Spec:
 
     @property
     def towers(self) -> int:
-        """Number of towers: 1 if actor and critic share a trunk, otherwise 2."""
+        """Number of separate networks: 1 if actor and critic share a trunk, otherwise 2."""
         return 1 if self.shared else 2
 
 
 def padded(width: int) -> int:
-    """Smallest power of two >= max(width, 16); 16 is the least side of a tensor core's operand."""
+    """Return the smallest power of two >= max(width, 16); 16 is the smallest side of a tensor core's operand."""
     return max(16, 1 << (width - 1).bit_length())
 
 
 def deep_padded(width: int) -> int:
-    """Padded size of a product's inner dimension: `padded(width)` up to 64, above it the next multiple of 64."""
+    """Return the padded size of a product's inner dimension: `padded(width)` up to 64, above it the next multiple of
+    64.
+    """
     return padded(width) if width <= 64 else -(-width // 64) * 64
 
 
@@ -115,7 +117,8 @@ def is_convolutional(policy: Policy) -> bool:
 
 
 def unsupported_reason(policy: Policy, samples: int, net: Any = None) -> str | None:
-    """Reason why this policy cannot run in fused kernels, as a sentence; None if it can.
+    """Return why the fused kernels cannot run this policy, as a clause for a message, or None if they can. `samples`:
+    (T + 1) N of an iteration; `net`: the policy's dense layers, if it has other layers as well.
 
     `samples`: (T + 1) N. `net`: its dense layers, if it has other layers as well.
     """
@@ -145,7 +148,7 @@ def unsupported_reason(policy: Policy, samples: int, net: Any = None) -> str | N
 
 
 def describe(policy: Policy, precision: str, net: Any = None, prefix: str = "") -> Spec:
-    """Spec of a supported policy (see `unsupported_reason`).
+    """Return the spec of a policy for which `unsupported_reason` is None.
 
     `precision`: "fp32", or on a GPU "tf32" or "bf16". `net`: its dense layers, if it has other layers as well; the
     names of their parameters begin with `prefix`.
@@ -208,8 +211,8 @@ def describe(policy: Policy, precision: str, net: Any = None, prefix: str = "") 
 
 
 def _tile_sums(hidden_pad: tuple[int, ...], out_pad: int, layer_norm: bool) -> TileSums:
-    """Lay out the sections of a row of tile sums, one after the other; with `layer_norm` including its gains and
-    biases.
+    """Return the offsets of the sections of a row of tile sums, laid out one after the other. `hidden_pad`: padded
+    widths of the hidden layers; `out_pad`: padded outputs; `layer_norm`: with sections for its gains and biases.
     """
     normed, later = hidden_pad if layer_norm else (), len(hidden_pad) - 1
     *starts, out_bias, log_std, terms, width = accumulate(

@@ -84,7 +84,7 @@ class PerLayer(_TileConfig):
 
 
 def _check(*blocks: int, warps: tuple[int, ...], chunks: int) -> None:
-    """Raise ValueError for block sizes, warps or chunks that no kernel supports."""
+    """Raise ValueError for block sizes, numbers of warps or of chunks that no kernel supports."""
     if any(size not in (16, 32, 64, 128, 256) for size in blocks) or any(
         number not in (1, 2, 4, 8, 16) for number in warps
     ):
@@ -100,7 +100,7 @@ TileConfig = Resident | PerLayer
 
 
 def from_text(line: str) -> TileConfig:
-    """Parse the text form of a tile config. Raises ValueError with a sentence for anything else."""
+    """Parse the text form of a tile config, as str() writes it. Raises ValueError with a sentence for anything else."""
     name, *words = line.split() or [""]
     kind: type[TileConfig] | None = {"resident": Resident, "per-layer": PerLayer}.get(name)
     if kind is None:
@@ -120,13 +120,13 @@ def from_text(line: str) -> TileConfig:
 
 
 def suits(config: TileConfig, spec: Spec) -> bool:
-    """Whether the engine of a tile config supports a network, apart from the GPU's shared memory."""
+    """Whether the engine of a tile config can run the network of a spec, apart from the GPU's shared memory."""
     return isinstance(config, PerLayer) or suits_resident(spec)
 
 
 def suits_resident(spec: Spec) -> bool:
-    """Whether one program can hold a tower, with tensor cores in shared memory. Checked beforehand, because a failed
-    compilation takes as long as a successful one.
+    """Whether one program can hold a whole tower (network of the actor or of the critic), on tensor cores in shared
+    memory. Checked beforehand, because a failed compilation takes as long as a successful one.
     """
     item_bytes = 2 if spec.precision == "bf16" else 4
     weights = [outputs * inputs for outputs, inputs in zip(spec.widths, spec.inputs, strict=True)]
@@ -142,12 +142,12 @@ def suits_resident(spec: Spec) -> bool:
 
 
 def multiple(number: int, of: int) -> int:
-    """Smallest multiple of `of` that is >= number."""
+    """Return the smallest multiple of `of` that is >= number."""
     return -(-number // of) * of
 
 
 def power_of_two(number: float) -> int:
-    """Largest power of two <= number, at least 1."""
+    """Return the largest power of two <= number, at least 1."""
     return 1 << max(0, math.floor(math.log2(max(number, 1))))
 
 
@@ -161,15 +161,15 @@ class Workload:
     chunks: int | None = None  # of a minibatch, if fixed
 
     def chunk_count(self, guess: float) -> int:
-        """Number of chunks of a minibatch: the fixed one, or the largest power of two <= guess, at least one
+        """Return the number of chunks of a minibatch: the fixed one, or the largest power of two <= guess, at least one
         per shard.
         """
         return self.chunks or min(max(power_of_two(guess), self.shards), CHUNK_COUNTS[-1])
 
 
 def candidates(spec: Spec, work: Workload) -> Iterator[list[TileConfig]]:
-    """Yield groups of tile configs, best guess first. The choice is among the first group of which any config fits the
-    GPU; later groups need less shared memory.
+    """Yield groups of tile configs for a spec and a workload, best guess first. The choice is among the first group of
+    which any config fits the GPU; later groups need less shared memory.
     """
     per_layer = list(_per_layer(spec, work))
     if suits_resident(spec):
@@ -182,18 +182,22 @@ def candidates(spec: Spec, work: Workload) -> Iterator[list[TileConfig]]:
 
 
 def _widest(spec: Spec) -> int:
-    """Largest padded side of a weight."""
+    """Return the largest padded side of any weight of a spec's network."""
     return max(*spec.inputs, *spec.widths)
 
 
 def resident_chunks(spec: Spec, samples: int, block_m: int) -> int:
-    """Number of chunks of a minibatch, as measured; each has at least one tile."""
+    """Return the number of chunks of a minibatch of `samples` for the resident engine, as measured; each has at least
+    one tile of `block_m` samples.
+    """
     count = CHUNKS_OF_MANY if spec.shared or (samples >= MANY_SAMPLES and spec.precision != "ieee") else CHUNKS
     return min(count if _widest(spec) <= 64 else count // 2, power_of_two(samples / block_m))
 
 
 def _resident(spec: Spec, work: Workload) -> Iterator[list[TileConfig]]:
-    """Yield candidates of the resident engine in groups, as measured on an H200 (benches/LOG.md)."""
+    """Yield groups of candidate tile configs of the resident engine, best guess first, as measured on an H200
+    (benches/LOG.md).
+    """
     narrow = _widest(spec) <= 64
 
     def config(block_m: int, warps: int, times: float = 1) -> Resident:
@@ -219,7 +223,7 @@ def _resident(spec: Spec, work: Workload) -> Iterator[list[TileConfig]]:
 
 
 def _per_layer(spec: Spec, work: Workload) -> Iterator[TileConfig]:
-    """Yield candidates of the per-layer engine, best guess first; the last fits every GPU."""
+    """Yield candidate tile configs of the per-layer engine, best guess first; the last fits every GPU."""
     item_bytes = 2 if spec.precision == "bf16" else 4
     # Per sample: activations, saved tensors and gradients of each layer, and the first layer's input twice.
     row_bytes = (

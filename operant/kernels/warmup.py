@@ -13,12 +13,12 @@ from triton.runtime import driver
 
 
 class Launcher:
-    """Base of learners: all kernels are launched by `launch`, which only compiles them during a warmup (`fits`)."""
+    """Base of all engines: kernels are launched by `launch`, which during a warmup (`fits`) compiles them instead."""
 
     _asked: int | None = None  # during a warmup: largest shared memory of the kernels compiled, bytes
 
     def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        """Launch a kernel; during a warmup only compile it."""
+        """Launch a kernel on a grid; during a warmup only compile it."""
         if self._asked is None:
             kernel[grid](*arguments, **options)
         else:
@@ -29,7 +29,9 @@ class Launcher:
         raise NotImplementedError
 
     def unsupported_reason(self, precision: str) -> str | None:
-        """Reason why the GPU cannot run the kernels, as a sentence; None if it can. `precision`: of their products."""
+        """Return why the GPU cannot run this engine's kernels, as a sentence, or None if it can. `precision` of their
+        products is named in it.
+        """
         try:
             return (
                 None
@@ -43,7 +45,7 @@ class Launcher:
 
     @staticmethod
     def _max_shared(device: torch.device) -> int:
-        """Bytes of shared memory that a program may use on a GPU."""
+        """Return the bytes of shared memory that a program may use on a GPU."""
         return int(
             driver.active.utils.get_device_properties(
                 torch.cuda.current_device() if device.index is None else device.index
@@ -51,7 +53,7 @@ class Launcher:
         )
 
     def _fits_shared(self, device: torch.device, *calls: Callable[[], None]) -> bool:
-        """Compile the kernels that `calls` launch; returns whether each fits into the GPU's shared memory."""
+        """Compile the kernels that `calls` would launch; return whether each fits into the GPU's shared memory."""
         with torch.cuda.device(device):
             self._asked = 0
             try:
@@ -63,7 +65,9 @@ class Launcher:
 
 
 def cannot_compile(error: BaseException) -> str:
-    """Sentence for an error raised by compiling a kernel: no C compiler, an unknown GPU, or a Triton limitation."""
+    """Return a sentence for an error raised while compiling a kernel: no C compiler, an unknown GPU, or a limitation of
+    Triton.
+    """
     # The innermost error names the cause, the outer ones the location.
     while isinstance(error, CompilationError) and isinstance(error.__cause__, Exception):
         error = error.__cause__

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 
 class PackedWeights(NamedTuple):
-    """Copies of a network's weights in the layout and type of the matrix products, tower by tower."""
+    """Copies of a network's weights in the layout and type of the matrix products; the towers (critics) follow one
+    another.
+    """
 
     single: Any  # float32: first weights, biases, a critic's head
     packed: Any  # bfloat16 or float32, by precision: later weights, an actor's head
@@ -31,7 +33,9 @@ def parameters_of(adam: dict[str, Any], vector: Any) -> Parameters:
 
 
 class SavedLayers(NamedTuple):
-    """Saved operands of the weights' gradients, dW = grad_z^T h: each layer's (G, B, H) after the previous layer's."""
+    """Operands of the weights' gradients dW = grad_z^T h, which the backward pass saves: for each hidden layer (G, B,
+    H), one layer after the other.
+    """
 
     hidden: Any  # activations
     grad_z: Any  # gradient of pre-activations: of Q (critics), of the loss (actor)

@@ -24,8 +24,8 @@ SAMPLE_WARPS = 2
 
 
 class ActorCriticEngine(Launcher):
-    """Base of both engines: the buffers of one actor-critic algorithm and the launches of its fused kernels. Implements
-    `operant.algos.base.Engine`.
+    """Base of both engines of SAC and TD3: the buffers of one algorithm and the launches of its fused kernels.
+    Implements `operant.algos.base.Engine`.
     """
 
     shape: ActorCriticSpec
@@ -41,15 +41,17 @@ class ActorCriticEngine(Launcher):
     # BUFFERS
 
     def _zeros(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Allocate a tensor of zeros of this size on the engine's device."""
         return torch.zeros(size, dtype=dtype, device=self._device)
 
     def _scratch(self) -> Scratch:
+        """Allocate the intermediate results of an update."""
         B, C, G = self.shape.batch, self.shape.columns, self.shape.critic.towers
         sizes = ((G, B), (B,), (G, B), (G, B), (G, B, C), (B, C), (B, C), (B, C), (B,))
         return Scratch(*(self._zeros(*size) for size in sizes))
 
     def _optimizers(self) -> tuple[OptimizerState, OptimizerState]:
-        """States of the actor's and of the critics' optimizer."""
+        """Return the states of the actor's and of the critics' optimizer."""
         config, kind, skip = self.task.config, self.task.kind, self.task.cycle.skip
         constants = (
             (kind.target_entropy, 0.0, 0.0) if isinstance(kind, StochasticActor) else (0.0, kind.noise, kind.noise_clip)
@@ -62,8 +64,8 @@ class ActorCriticEngine(Launcher):
         return actor, critic
 
     def _temperature_buffers(self, squares: int) -> Temperature:
-        """Temperature with its optimizer's state; zeros if the actor is deterministic or the temperature fixed.
-        `squares` is the number of partial sums of the gradient's squares.
+        """Return the temperature with its optimizer's state; zeros if the actor is deterministic or the temperature
+        fixed. `squares` is the number of partial sums of the gradient's squares.
         """
         kind = self.task.kind
         log_alpha, adam = self._zeros(1), {name: self._zeros(1) for name in ("step", "exp_avg", "exp_avg_sq")}
@@ -83,12 +85,15 @@ class ActorCriticEngine(Launcher):
         )
 
     def _batch_buffers(self, inputs: Tensor, next_inputs: Tensor) -> BatchBuffers:
-        """Buffers of a batch around `inputs` and `next_inputs`, the inputs of first layers, (B, columns) each."""
+        """Return the buffers of a batch around `inputs` and `next_inputs`, inputs of the critics' first layer at the
+        sampled and at the next observation, (B, columns) each.
+        """
         B = self.shape.batch
         noise = self._zeros(len(self.cycle.replay.batch.noise), B)
         return BatchBuffers(inputs, next_inputs, self._zeros(B), self._zeros(B), noise)
 
     def _act_buffers(self) -> ActBuffers:
+        """Return the inputs and outputs of acting over an iteration."""
         actor, cycle, kind = self.task.squashed, self.cycle, self.task.kind
         return ActBuffers(
             cycle.rollout.observation,
@@ -103,6 +108,9 @@ class ActorCriticEngine(Launcher):
         )
 
     def _replay_buffers(self) -> tuple[ReplayBuffers, ReplaySpec]:
+        """Return the replay's ring with the rollout that is stored in it, and the compile-time constants of its
+        kernels.
+        """
         shape, cycle, replay, rollout = self.shape, self.cycle, self.cycle.replay, self.cycle.rollout
         ring, truncates = replay.ring, cycle.world.can_truncate
         final = rollout.final_observation if truncates else rollout.observation
@@ -136,7 +144,9 @@ class ActorCriticEngine(Launcher):
         )
 
     def _arguments(self, ticks: int, number: int) -> BatchArguments:
-        """Arguments of update `number` of the iteration, after `ticks` of its ticks (vectorised steps) are stored."""
+        """Return the scalars of update `number` of the iteration, which samples after `ticks` of its ticks (vectorised
+        steps) are stored.
+        """
         replay = self.cycle.replay
         return BatchArguments(
             ticks,
@@ -151,7 +161,7 @@ class ActorCriticEngine(Launcher):
     # LAUNCHES
 
     def fits(self) -> bool:
-        """Whether the GPU has the shared memory that the kernels' programs ask for. Compiles them, and launches
+        """Whether the GPU has the shared memory that the kernels' programs need. Compiles them, and launches
         nothing.
         """
         updates = [partial(self.update, 1, number) for number in (0, self.task.config.actor_delay - 1)]
@@ -183,7 +193,7 @@ class ActorCriticEngine(Launcher):
         )
 
     def prepare(self) -> None:
-        """Prepare an iteration: read parameters and normalizer as they are."""
+        """Prepare an iteration: read the observation normalizer as it is."""
         self._sampled = None
         normalizer = self.task.actor.features.normalizer
         if normalizer is not None:

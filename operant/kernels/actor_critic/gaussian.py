@@ -21,20 +21,21 @@ LOG_STD_MAX = tl.constexpr(2.0)
 
 @triton.jit
 def is_action(SPEC: tl.constexpr):
-    """Mask of the action's columns in a tile, (1, columns)."""
+    """Return the mask of the columns that hold an action, (1, columns): those after the observation."""
     column = tl.arange(0, SPEC.columns)
     return ((column >= SPEC.observation) & (column < SPEC.observation + SPEC.action))[None, :]
 
 
 @triton.jit
 def clip(x, limit):
-    """Clip x to [-limit, limit]."""
+    """Clip x to [-limit, limit], elementwise."""
     return tl.where(x > limit, limit, tl.where(x < -limit, -limit, x))
 
 
 @triton.jit
 def normal(noise_ptr, row, first_row, stride, mask, SPEC: tl.constexpr):
-    """Compute standard normal noise (rows, columns) in the action's columns, by Box & Muller 1958.
+    """Return standard normal noise in the action's columns, (rows, columns), by Box & Muller 1958 from two rows of
+    uniforms per value: `noise_ptr` (R, stride), from row `first_row` on, at columns `row`.
 
     | parameter | shape           | meaning                                     |
     |-----------|-----------------|---------------------------------------------|
@@ -52,7 +53,7 @@ def normal(noise_ptr, row, first_row, stride, mask, SPEC: tl.constexpr):
 
 @triton.jit
 def squashed_gaussian(mean, raw, noise, SPEC: tl.constexpr):
-    """Sample a = tanh(u), u = mean + std noise, of a squashed Gaussian.
+    """Sample a = tanh(u), u = mean + std noise, from a squashed Gaussian's outputs `mean` and `raw` (rows, columns).
 
     `mean`, `raw` and `noise` are (rows, columns). Returns a, log pi(a) (rows), std noise, and d log std / d raw; zero
     outside the action's columns.
@@ -79,7 +80,7 @@ def squashed_gaussian(mean, raw, noise, SPEC: tl.constexpr):
 
 @triton.jit
 def load_observation(buffers, t, lane, lanes, SPEC: tl.constexpr):
-    """Load observations of tick t, (lanes, columns), and the mask of the values that exist."""
+    """Load observations of tick t of lanes `lane`, (rows, columns), and the mask of the values that exist."""
     column = tl.arange(0, SPEC.columns)
     mask = (lane < lanes)[:, None] & (column < SPEC.observation)[None, :]
     offset = (t * SPEC.observation + column)[None, :] * lanes + lane[:, None]
@@ -88,8 +89,8 @@ def load_observation(buffers, t, lane, lanes, SPEC: tl.constexpr):
 
 @triton.jit
 def load_uniform(buffers, t, lane, lanes, SPEC: tl.constexpr):
-    """Load uniform noise of tick t in the action's columns (lanes, columns); returns it, its mask, the actions' offsets
-    of the same shape, and the pointer to the tick's 2 A rows of noise.
+    """Return uniform noise of tick t in the action's columns, (rows, columns), for actions while warming up; its mask;
+    the actions' offsets; and the pointer to the tick's 2 A rows of noise.
     """
     column = tl.arange(0, SPEC.columns)
     offset = (t * SPEC.action + column - SPEC.observation)[None, :] * lanes + lane[:, None]
@@ -101,7 +102,9 @@ def load_uniform(buffers, t, lane, lanes, SPEC: tl.constexpr):
 
 @triton.jit
 def store_action(buffers, action, uniform, mask, offset, SPEC: tl.constexpr):
-    """Store actions (lanes, columns), in [-1, 1] and in the environment's range; uniform ones while `warming` is 1."""
+    """Store actions (rows, columns) at `offset`, in [-1, 1] and in the environment's range; `uniform` ones in their
+    place while `buffers.warming` is 1.
+    """
     action = tl.where(tl.load(buffers.warming) > 0.0, 2.0 * uniform - 1.0, action)
     index = tl.arange(0, SPEC.columns) - SPEC.observation
     index_mask = (index >= 0) & (index < SPEC.action)

@@ -18,7 +18,9 @@ SATURATED = tl.constexpr(0.98)
 
 @triton.jit
 def count_step(optimizer):
-    """Increment the step counter of Adam, unless the step is skipped, and store its bias corrections."""
+    """Increment Adam's step counter, unless the step is skipped, and store its bias corrections. `optimizer`: an
+    `OptimizerState`.
+    """
     steps = tl.load(optimizer.steps) + tl.where(tl.load(optimizer.skip) < 0.5, 1.0, 0.0)
     tl.store(optimizer.steps, steps)
     store_corrections(optimizer.corrections, tl.maximum(steps, 1.0), False)
@@ -26,7 +28,7 @@ def count_step(optimizer):
 
 @triton.jit
 def min_over_critics(q_ptr, row, SPEC: tl.constexpr):
-    """Load the minimum over the critics of values (G, B), (rows)."""
+    """Return the minimum over the critics of `q_ptr` (G, B) at samples `row`, (rows)."""
     q = tl.load(q_ptr + row)
     for k in tl.static_range(SPEC.critic.towers - 1):
         q = tl.minimum(q, tl.load(q_ptr + (k + 1) * SPEC.batch + row))
@@ -49,14 +51,14 @@ def td_targets(batch, scratch, row, alpha, SPEC: tl.constexpr):
 
 @triton.jit
 def add_statistic(total_ptr, value, counted):
-    """Add a statistic of an update to its total, unless the update is skipped (`counted` 0)."""
+    """Add a statistic of one update to its total at `total_ptr`, unless the update is skipped (`counted` false)."""
     tl.store(total_ptr, tl.load(total_ptr) + tl.where(counted, value, 0.0))
 
 
 @triton.jit
 def temperature_step(temperature, optimizer, entropy, counted):
-    """Take one step of Adam of log alpha, down -log alpha (E[log pi] + target entropy); `entropy` is -E[log pi], and
-    `counted` is 0 for a skipped update.
+    """Take one step of Adam on log alpha, of the loss -log alpha (E[log pi] + target entropy); `entropy` is -E[log pi];
+    nothing if `counted` is false.
     """
     step_size = tl.load(optimizer.learning_rate) / tl.load(temperature.corrections)
     x, m, v = adam(

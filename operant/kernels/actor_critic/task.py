@@ -48,6 +48,6 @@ class ActorCriticTask(NamedTuple):
 
     @property
     def squashed(self) -> SquashedActor:
-        """Actor of continuous actions, the only kind that kernels support."""
+        """Actor of continuous actions, the only kind that fused kernels support."""
         assert isinstance(self.actor, SquashedActor)
         return self.actor

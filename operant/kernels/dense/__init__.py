@@ -35,8 +35,8 @@ log = logging.getLogger("operant.kernels")
 def build(
     task: Task[B, C], *, kernels: str, precision: str, config: str = "", measure: Seconds | None = None
 ) -> Learner[B, C] | None:
-    """Build the learner (engine) of a task; None if torch runs it. `kernels`: "auto", "torch" or "fused". Raises
-    ConfigError if "fused" is not possible, or `config` not valid.
+    """Return the engine that runs a task by fused kernels, or None if torch runs it. `kernels`: "auto", "torch" or
+    "fused". Raises ConfigError if "fused" is not possible, or `config` not valid.
 
     `config`: the text of a tile config saved with a run; "first" for the first candidate; "" for the fastest by
     `measure` (by default on a GPU, never on a CPU). The convolution engine has no tile configs and accepts only "".
@@ -80,7 +80,9 @@ def build(
 
 
 def _given(line: str, ranks: int) -> TileConfig | None:
-    """Parse a saved tile config; its chunks are those of all ranks."""
+    """Parse a saved tile config, whose chunks are those of all ranks, for one of `ranks`; None for "". Raises
+    ConfigError.
+    """
     try:
         config = from_text(line) if line else None
     except ValueError as error:
@@ -89,12 +91,14 @@ def _given(line: str, ranks: int) -> TileConfig | None:
 
 
 def config_text(learner: Learner[Any, Any]) -> str:
-    """Text of a learner's tile config for saving with a run: with the chunks of all ranks."""
+    """Return the text of a learner's tile config, to be saved with a run: with the chunks of all ranks."""
     return str(replace(learner.config, chunks=learner.config.chunks * learner.task.exchange.ranks))
 
 
 def machine_reason(device: torch.device, precision: str) -> str | None:
-    """Reason why this machine cannot run fused kernels, as a sentence; None if it can."""
+    """Return why this machine cannot run fused kernels in a precision ("fp32", "tf32", "bf16"), as a sentence, or None
+    if it can.
+    """
     if find_spec("triton") is None:
         return "Triton is not installed"
     if device.type != "cuda":

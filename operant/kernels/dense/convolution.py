@@ -72,11 +72,14 @@ class ConvolutionSpec:
 
 
 def _power_of_two(number: int) -> bool:
+    """Whether a positive number is a power of two."""
     return number & (number - 1) == 0
 
 
 def unsupported_reason(policy: Policy, layout: Layout) -> str | None:
-    """Reason why a convolutional network cannot run in these kernels, as a sentence; None if it can."""
+    """Return why these kernels cannot run a convolutional network with this layout of minibatches, as a sentence, or
+    None if they can.
+    """
     assert isinstance(policy.net, cnn.Convolutional)
     net, shape = policy.net, (*policy.env.observation.shape, 1)[:3]
     config = net.config
@@ -111,7 +114,7 @@ def unsupported_reason(policy: Policy, layout: Layout) -> str | None:
 
 
 def describe(policy: Policy, precision: str) -> ConvolutionSpec:
-    """Spec of a supported policy (see `unsupported_reason`)."""
+    """Return the spec of a policy for which `unsupported_reason` is None."""
     assert isinstance(policy.net, cnn.Convolutional)
     offsets = dict(zip(policy.flat.names, policy.flat.offsets, strict=True))
     height, width, planes = (*policy.env.observation.shape, 1)[:3]
@@ -159,8 +162,8 @@ class Tiling:
 
 
 class ConvolutionLearner(Learner[B, C]):
-    """Learner of a Q-network with one convolution: one program per row of positions and 32 samples, and in the backward
-    pass per two positions.
+    """Engine of a Q-network with one convolution: a program takes one row of positions of BLOCK samples, in the
+    backward pass POSITIONS positions of all samples.
     """
 
     spec: Any  # ConvolutionSpec
@@ -188,7 +191,7 @@ class ConvolutionLearner(Learner[B, C]):
     # COLLECT
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Act at step t on all lanes; `lanes` is None."""
+        """Write epsilon-greedy actions and max_a Q of step t for all lanes; `lanes` must be None."""
         self._forward(t, self._lanes, act=True)
         self.launch(
             act_on_rows,
@@ -205,8 +208,8 @@ class ConvolutionLearner(Learner[B, C]):
         )
 
     def _forward(self, first: int, samples: int, *, act: bool) -> None:
-        """Compute the rows' contributions to the dense layer for `samples` samples: with `act` of step `first`, else of
-        blocks from `first` on.
+        """Write each row of positions' contribution to the dense layer's pre-activations, for `samples` samples: with
+        `act` the lanes of step `first`, otherwise blocks from number `first` of the shuffled order on.
         """
         self.launch(
             forward_rows,
@@ -292,7 +295,9 @@ class ConvolutionLearner(Learner[B, C]):
         )
 
     def reduce(self) -> None:
-        """Reduce partial sums to the rest of the gradient, and record the loss terms."""
+        """Sum the partial sums to the gradient of all parameters except the dense weight, and pass the loss terms to
+        `record`.
+        """
         self.launch(
             reduce_small,
             (self._width // REDUCE_COLUMNS.value,),
@@ -310,7 +315,9 @@ class ConvolutionLearner(Learner[B, C]):
 
 
 def build(task: Task[B, C], precision: str) -> tuple[ConvolutionLearner[B, C] | None, str | None]:
-    """Build the learner of a task; returns it and None, or None and the reason, a sentence."""
+    """Build the engine of a task whose network has a convolution; return it and None, or None and the reason why it is
+    not supported, a sentence.
+    """
     steps, lanes = task.buffers.rollout.reward.shape
     reason = unsupported_reason(task.policy, task.layout)
     if reason is None and (steps + 1) * lanes * task.policy.env.observation.size >= 1 << 31:

@@ -48,8 +48,8 @@ LARGE = 2**18
 
 
 class Learner(Launcher, Generic[B, C]):
-    """Base of the dense engines: fused kernels of one policy in one tile config, over an algorithm's buffers.
-    Subclasses implement `act`, `bootstrap` and `backward`.
+    """Base of the dense engines: launches of the fused kernels of one policy in one tile config, over an algorithm's
+    buffers. Subclasses implement `act`, `bootstrap` and `backward`.
     """
 
     config: TileConfig
@@ -85,13 +85,17 @@ class Learner(Launcher, Generic[B, C]):
         self.work = task.work(self)
 
     def spare(self) -> Learner[B, C]:
-        """Switch this learner to copies of the optimizer's state and the gradient, for measurements; returns self."""
+        """Switch this learner to copies of the optimizer's state and of the gradient, so that a measurement changes
+        nothing; return it.
+        """
         self.adam = {name: value.clone() for name, value in self.adam.items()}
         self._gradient = self._gradient.clone()
         return self
 
     def connect(self) -> None:
-        """Exchange sums inside the reduction kernel, if the ranks' memory allows it. A collective call of all ranks."""
+        """Let the reduction kernel exchange sums with the other ranks through peer memory, if their GPUs allow it. All
+        ranks must call it.
+        """
         self._link = self.task.exchange.link(self._width, self._width // REDUCE_COLUMNS.value)
 
     def fits(self) -> bool:
@@ -140,7 +144,9 @@ class Learner(Launcher, Generic[B, C]):
         self._features.refresh()
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Act at step t by the algorithm's `sample`: on all lanes, or on a slice of `lanes` if `acts_on_slices`."""
+        """Act at step t on all lanes, or on a slice of `lanes` if `acts_on_slices`: write what the algorithm's `sample`
+        writes, such as actions and log-probabilities.
+        """
         raise NotImplementedError
 
     def bootstrap(self, finals: bool) -> None:
@@ -263,8 +269,8 @@ class Learner(Launcher, Generic[B, C]):
 
 
 class ResidentLearner(Learner[B, C]):
-    """Learner whose programs hold a tower's weights: one program per tile of lanes and tower, and in the backward pass
-    per chunk and tower.
+    """Engine whose programs hold a whole tower: one program per tower and tile of lanes acts, one per tower and chunk
+    computes a gradient.
     """
 
     config: Resident
@@ -272,7 +278,7 @@ class ResidentLearner(Learner[B, C]):
     acts_on_slices = True
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Act at step t on all lanes or a slice of `lanes`: actions, log-probabilities and values."""
+        """Act at step t on all lanes or a slice of `lanes`: write actions, log-probabilities and values."""
         config, (first, last) = self.config, (0, self._lanes) if lanes is None else (lanes.start, lanes.stop)
         self.launch(
             act,
@@ -314,7 +320,9 @@ class ResidentLearner(Learner[B, C]):
         )
 
     def backward(self, k: int) -> None:
-        """Compute the partial sums (chunks, width) of minibatch k, counted over all epochs."""
+        """Write the partial sums (chunks, P + 32) of minibatch k, counted over all epochs: gradient, then loss
+        terms.
+        """
         config = self.config
         self.launch(
             backward,

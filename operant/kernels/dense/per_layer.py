@@ -38,8 +38,8 @@ HEAD_ELEMENTS = 4096
 
 
 class PerLayerLearner(Learner[B, C]):
-    """Learner with one launch per layer and microbatch of samples, whose activations lie in buffers (towers, capacity,
-    padded width).
+    """Engine with one launch per layer and microbatch (as many samples as its buffers hold). Activations lie in buffers
+    (towers, capacity, padded width).
     """
 
     config: PerLayer
@@ -72,8 +72,8 @@ class PerLayerLearner(Learner[B, C]):
         self._last = len(spec.hidden)
 
     def _allocate(self, capacity: int) -> torch.dtype:
-        """Allocate the inputs and activations of `capacity` samples, the largest microbatch; returns the activations'
-        dtype.
+        """Allocate the buffers of inputs and activations for `capacity` samples, the largest microbatch; return the
+        activations' dtype.
         """
         spec, device, self._capacity = self.spec, self.policy.device, capacity
         dtype = torch.bfloat16 if spec.precision == "bf16" else torch.float32
@@ -96,7 +96,9 @@ class PerLayerLearner(Learner[B, C]):
     # TILING
 
     def _tiling(self, columns: int, depth: int) -> dict[str, int]:
-        """Launch options of a product with `columns` result columns and inner dimension `depth`."""
+        """Return launch options (tile, warps, stages) of a matrix product with `columns` columns and inner dimension
+        `depth`.
+        """
         config = self.config
         return {
             "BLOCK_N": min(config.block_n, columns),
@@ -106,7 +108,8 @@ class PerLayerLearner(Learner[B, C]):
         }
 
     def _first_tiling(self, tiling: dict[str, int]) -> dict[str, int]:
-        """Launch options of the first layer's product, with at most two stages if it converts bytes.
+        """Return launch options of the first layer's product, from those of any: at most two stages if it converts
+        bytes.
 
         With three stages, tiles of 128 x 128 x 64 in bf16, and one-hot encoding inside the product (now done before),
         some rows were garbage on an H200 (Triton 3.6), as if registers were overwritten before their product. With two
@@ -115,7 +118,7 @@ class PerLayerLearner(Learner[B, C]):
         return {**tiling, "num_stages": min(2, tiling["num_stages"])} if self.spec.bytes else tiling
 
     def _head_tiling(self, columns: int) -> dict[str, int]:
-        """Launch options of the head's kernels; `columns`: of the backward product.
+        """Return launch options of the output layer's kernels; `columns`: number of columns of the backward product.
 
         With many outputs tiles are smaller, so that several programs share a multiprocessor.
         """
@@ -129,6 +132,7 @@ class PerLayerLearner(Learner[B, C]):
         return {**tiling, **small, "BLOCK_M": block_m}
 
     def _gather_tiling(self) -> dict[str, int]:
+        """Return launch options of the kernels that gather samples."""
         block_m = min(GATHER_BYTES_BLOCK_M if self.spec.bytes else GATHER_BLOCK_M, self.config.block_m)
         return {
             "BLOCK_M": block_m,
@@ -145,6 +149,7 @@ class PerLayerLearner(Learner[B, C]):
         self._pack()
 
     def _pack(self) -> None:
+        """Copy the weights, padded, in the type of the matrix products."""
         spec = self.spec
         self.launch(
             pack,
@@ -157,13 +162,13 @@ class PerLayerLearner(Learner[B, C]):
         )
 
     def _microbatches(self, samples: int) -> Iterator[tuple[int, int]]:
-        """Yield (first, count) of each microbatch of `samples` consecutive samples."""
+        """Yield first sample and number of samples of each microbatch of `samples` consecutive samples."""
         for first in range(0, samples, self._capacity):
             yield first, min(self._capacity, samples - first)
 
     def _gather(self, observation: Tensor, first: int, count: int, *, truncated_only: bool = False) -> None:
-        """Gather `count` samples of the rollout from block `first` on; with `truncated_only` only tiles with a
-        truncated lane.
+        """Gather `count` samples of an observation buffer from block `first` on into the first layer's input; with
+        `truncated_only` only tiles with a truncated sample.
         """
         tiling, spec, config = self._gather_tiling(), self.spec, self.config
         self.launch(
@@ -191,11 +196,11 @@ class PerLayerLearner(Learner[B, C]):
         critic: bool = False,
         begin: int = 0,
     ) -> None:
-        """Forward pass of the gathered samples through the hidden layers from layer `begin` on. `save`: also store the
-        tensors that the backward pass reads. `critic`: the critic's tower alone. `truncated_only`: only tiles with a
-        truncated lane.
+        """Run the hidden layers from layer `begin` on over the gathered rows, `count` samples of the rollout from
+        sample `first` on.
 
-        The rows are `count` samples of the rollout from sample `first` on. `critic`: the critic's tower alone.
+        `save`: also store the tensors that the backward pass reads. `critic`: the critic's tower alone.
+        `truncated_only`: only tiles with a truncated sample.
         """
         spec, config = self.spec, self.config
         tiles, first_tower = -(-count // config.block_m), 1 if critic and not spec.shared else 0
@@ -247,7 +252,7 @@ class PerLayerLearner(Learner[B, C]):
     # COLLECT
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Act at step t on all lanes or a slice of `lanes`: actions, log-probabilities and values."""
+        """Act at step t on all lanes or a slice of `lanes`: write actions, log-probabilities and values."""
         if lanes is None:
             for first, count in self._microbatches(self._lanes):
                 self._act(t, first, count)
@@ -299,8 +304,8 @@ class PerLayerLearner(Learner[B, C]):
             self._value(rollout.final_observation, self.buffers.final_value, first, count, truncated_only=True)
 
     def _value(self, observation: Tensor, value: Tensor, first: int, count: int, *, truncated_only: bool) -> None:
-        """Compute values of samples first ... first + count - 1; with `truncated_only` only of tiles with a truncated
-        lane.
+        """Write values of `count` samples of `observation` from sample `first` on to `value`; with `truncated_only`
+        only of tiles with a truncated sample.
         """
         tiling = self._head_tiling(0)
         del tiling["BLOCK_N"]
@@ -328,7 +333,9 @@ class PerLayerLearner(Learner[B, C]):
     # UPDATE
 
     def backward(self, k: int) -> None:
-        """Compute the partial sums of minibatch k, counted over all epochs, one microbatch of chunks at a time."""
+        """Write the partial sums (chunks, P + 32) of minibatch k, counted over all epochs, one microbatch of chunks at
+        a time.
+        """
         self._pack()
         tiling, minibatch = self._gather_tiling(), self._minibatch(k)
         for first_chunk in range(0, self.config.chunks, self._slots):
@@ -351,8 +358,8 @@ class PerLayerLearner(Learner[B, C]):
             self._sum(first_chunk)
 
     def _gradient_head(self, k: int, first_chunk: int, spec: Spec, grad_in: Tensor) -> None:
-        """Compute the gradient of minibatch k's loss in the outputs of a microbatch from `first_chunk` on, and in the
-        head's inputs, `grad_in`.
+        """Compute the gradient of minibatch k's loss in the outputs of a microbatch, whose first chunk is
+        `first_chunk`, and in the last hidden layer's pre-activations, `grad_in`.
         """
         last = self._last
         # All rows of a slot: those after the chunk's last sample get zero gradients, which the sums rely on.
@@ -377,7 +384,9 @@ class PerLayerLearner(Learner[B, C]):
         )
 
     def _gradient_layers(self) -> None:
-        """Backward pass from the last hidden layer to the first."""
+        """Run the backward pass from the last hidden layer to the first: the gradient in each layer's
+        pre-activations.
+        """
         spec, config, last = self.spec, self.config, self._last
         self._normalize_backward(last - 1)
         for layer in range(last - 1, 0, -1):
@@ -400,7 +409,9 @@ class PerLayerLearner(Learner[B, C]):
             self._normalize_backward(layer - 1)
 
     def _normalize_backward(self, k: int) -> None:
-        """Backward pass of hidden layer k's activation and layer normalization, if it is normalized."""
+        """Replace the gradient in hidden layer k's activations by that in its pre-activations, if the layer is
+        normalized.
+        """
         if self.spec.layer_norm:
             self.launch(
                 normalize_layer_backward,
@@ -418,7 +429,9 @@ class PerLayerLearner(Learner[B, C]):
             )
 
     def _sum(self, first_chunk: int) -> None:
-        """Sum a microbatch's gradients and loss terms over each chunk's samples into the chunk's partial sums."""
+        """Sum the gradients and loss terms of a microbatch, whose first chunk is `first_chunk`, over each chunk's
+        samples into the chunk's row of partial sums.
+        """
         spec, config = self.spec, self.config
         for k in range(self._last + 1):
             outputs = min(config.block_n, spec.widths[k])

@@ -24,20 +24,22 @@ log = logging.getLogger("operant.kernels")
 
 
 def make(spec: Spec, task: Task[B, C], config: TileConfig) -> Learner[B, C]:
-    """Make the learner of the engine to which a tile config belongs."""
+    """Return a learner of the engine to which a tile config belongs, for a spec and a task."""
     return ResidentLearner(spec, task, config) if isinstance(config, Resident) else PerLayerLearner(spec, task, config)
 
 
 def with_config(
     learner: Learner[B, C], config: TileConfig, *, spec: Spec | None = None, buffers: B | None = None
 ) -> Learner[B, C]:
-    """Make a learner of the same task in another tile config; by default with the same spec and buffers."""
+    """Return a learner of the same task in another tile config; `spec` and `buffers` replace the learner's own if
+    given.
+    """
     return make(spec or learner.spec, learner.task.replace(buffers=buffers or learner.buffers), config)
 
 
 @dataclass
 class Selection(Generic[B, C]):
-    """Search for a tile config of a task. If none is found, `problem` is the reason, a sentence."""
+    """Search for a tile config for a spec and a task. If none is found, `problem` is the reason, a sentence."""
 
     spec: Spec
     task: Task[B, C]
@@ -53,7 +55,8 @@ class Selection(Generic[B, C]):
         )
 
     def learner(self, given: TileConfig | None, measure: Seconds | None) -> Learner[B, C] | None:
-        """Learner in the tile config `given` if possible, otherwise in the fastest; None if none fits.
+        """Return a learner in the tile config `given` if the GPU can run it, otherwise in the fastest by `measure`;
+        None if none fits.
 
         Only a GPU is timed, unless `measure` is given.
         """
@@ -78,13 +81,14 @@ class Selection(Generic[B, C]):
             return self.first()
 
     def first(self) -> Learner[B, C] | None:
-        """Learner in the first tile config that fits; None if none does."""
+        """Return a learner in the first candidate tile config that fits, without measuring; None if none does."""
         for config in (config for group in self._candidates() for config in group):
             if (learner := self._fitting(config)) is not None:
                 return self._selected(learner, "the first that fits")
         return None
 
     def _suits(self, config: TileConfig) -> bool:
+        """Whether the task may run in a tile config: its engine supports the network, and its chunks are allowed."""
         return (
             suits(config, self.spec)
             and config.chunks % self.task.layout.shards == 0
@@ -92,6 +96,7 @@ class Selection(Generic[B, C]):
         )
 
     def _candidates(self) -> list[list[TileConfig]]:
+        """Return the groups of candidate tile configs for the task, best guess first."""
         return list(
             candidates(
                 self.spec,
@@ -100,7 +105,9 @@ class Selection(Generic[B, C]):
         )
 
     def _fastest(self, measure: Seconds, cache: TuningCache) -> Learner[B, C] | None:
-        """Learner in the fastest tile config of the first group of which any fits."""
+        """Measure the first group of tile configs of which any fits; cache the fastest and return a learner in it, or
+        None.
+        """
         spare = self.task.alone().replace(buffers=copies(self.task))  # the other ranks do not measure
         for group in self._candidates():
             fitting = (learner.spare() for config in group if (learner := self._fitting(config, spare)) is not None)
@@ -114,8 +121,8 @@ class Selection(Generic[B, C]):
         return None
 
     def _fitting(self, config: TileConfig, spare: Task[B, C] | None = None) -> Learner[B, C] | None:
-        """Learner in this tile config, or None if the GPU cannot run it. `spare`: a task to use instead of this one,
-        with copies of its buffers.
+        """Return a learner in a tile config, or None if the GPU cannot run it. `spare`: a task to use instead of this
+        one, with copies of its buffers.
         """
         learner = make(self.spec, spare or self.task, config)
         reason = learner.unsupported_reason(self.spec.precision) if self._on_gpu else None
@@ -123,5 +130,6 @@ class Selection(Generic[B, C]):
         return learner if reason is None else None
 
     def _selected(self, learner: Learner[B, C], how: str) -> Learner[B, C]:
+        """Log a learner's tile config and `how` it was chosen; return the learner."""
         log.info("kernels: fused, %s (%s)", learner.config, how)
         return learner

@@ -40,7 +40,7 @@ class Loss:
 
     @property
     def cache_key(self) -> str:
-        """Key of the loss in Triton's disk cache: its functions' source hashes."""
+        """Key of the loss in Triton's cache on disk: hashes of its functions' sources."""
         return (
             "-".join(function.cache_key for function in (self.load_scalars, self.load_targets, self.gradient))
             + f"-{self.towers}"
@@ -51,7 +51,7 @@ class Loss:
 
 
 class Rollout(Protocol):
-    """Buffers of T steps of N lanes, field-major: an `operant.worlds.Slot`."""
+    """Buffers of T steps of N lanes, field-major, as `operant.worlds.Slot` has them."""
 
     @property
     def observation(self) -> Tensor:
@@ -83,7 +83,7 @@ class Rollout(Protocol):
 
 
 class Buffers(Protocol):
-    """Buffers of an algorithm that the engines read and write."""
+    """Buffers of an algorithm that the engines read and write in an iteration."""
 
     @property
     def rollout(self) -> Rollout:
@@ -123,7 +123,7 @@ class Coefficients(Protocol):
 
 
 class Layout(Protocol):
-    """Partition of a rollout into minibatches, shards, chunks and blocks: `operant.data.minibatches.Layout`."""
+    """Partition of a rollout into minibatches and their parts, see `operant.data.minibatches.Layout`."""
 
     @property
     def steps(self) -> int:
@@ -139,7 +139,7 @@ class Layout(Protocol):
 
     @property
     def block(self) -> int:
-        """Number of neighbouring lanes in a block."""
+        """Number of neighbouring lanes of one step that are shuffled together, a block."""
 
     @property
     def shards(self) -> int:
@@ -161,7 +161,7 @@ class Layout(Protocol):
 
     @property
     def shard_blocks(self) -> int:
-        """Number of blocks that a shard contributes to a minibatch."""
+        """Number of blocks that one shard contributes to a minibatch."""
 
     @property
     def chunk_blocks(self) -> int:
@@ -173,8 +173,8 @@ class Layout(Protocol):
 
 
 class Work(Protocol):
-    """An algorithm's part of a learner: its Triton functions, their arguments, and its launches before and after an
-    update.
+    """Protocol of an algorithm's part of a learner: its Triton functions, the buffers that they read and write, and its
+    launches before and after an update.
     """
 
     loss: Loss
@@ -183,25 +183,27 @@ class Work(Protocol):
     record: Any  # device function, see `operant.kernels.ops.reduce`
 
     def acting(self) -> tuple[Any, ...]:
-        """Struct that the Triton function `sample` reads and writes."""
+        """Return the struct that the Triton function `sample` reads and writes."""
 
     def values(self) -> Tensor:
-        """Values (T + 1, N) of the rollout's observations; a view at their address."""
+        """Return the buffer of the values (T + 1, N) of the rollout's observations, as a view at its address."""
 
     def samples(self) -> tuple[Any, ...]:
-        """Struct that the Triton functions of `loss` read."""
+        """Return the struct that the Triton functions of `loss` read."""
 
     def update(self) -> tuple[Any, ...]:
-        """Struct that the Triton function `record` reads and writes."""
+        """Return the struct that the Triton function `record` reads and writes."""
 
     def norm_sum(self) -> Tensor:
-        """Scalar (1) to which each gradient norm is added."""
+        """Return the buffer to whose first element each optimizer step adds the gradient norm before clipping."""
 
     def begin(self) -> None:
-        """Compute the rollout's statistics and the learning rate before an update."""
+        """Launch the kernels before an update: statistics of the rollout, learning rate."""
 
     def finish(self, minibatches: int) -> None:
-        """Compute the statistics of an update of `minibatches` optimizer steps, and count the iteration."""
+        """Launch the kernel after an update of `minibatches` optimizer steps: write its statistics, count the
+        iteration.
+        """
 
 
 B = TypeVar("B", bound=Buffers)
@@ -225,9 +227,9 @@ class Task(Generic[B, C]):
     boards: bool = False  # whether `convolution.ConvolutionLearner` may run the policy's network
 
     def replace(self, **fields: Any) -> Task[B, C]:
-        """Copy of this task with some fields replaced."""
+        """Return a copy of this task with some fields replaced."""
         return replace(self, **fields)
 
     def alone(self) -> Task[B, C]:
-        """Copy without the exchange with other ranks."""
+        """Return a copy without the exchange with other ranks."""
         return self.replace(exchange=SOLO)

@@ -38,7 +38,8 @@ Seconds = Callable[[Learner[Any, Any]], float]
 
 
 def seconds(learner: Learner[Any, Any]) -> float:
-    """Measured seconds of acting and gradients in an iteration on a GPU; the rest does not depend on the tile config.
+    """Measure, in seconds on a GPU, a learner's acting and gradients of an iteration; the other launches do not depend
+    on the tile config.
 
     `learner`: one switched to copies by `Learner.spare`.
     """
@@ -66,7 +67,7 @@ def seconds(learner: Learner[Any, Any]) -> float:
 
 
 def _region_s(graph: Graphed, replays: int) -> float:
-    """Measured seconds of `replays` replays of a graph."""
+    """Measure, in seconds, `replays` replays of a CUDA graph."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     for _ in range(replays):
@@ -78,7 +79,7 @@ def _region_s(graph: Graphed, replays: int) -> float:
 
 
 def copies(task: Task[Any, Any]) -> Any:
-    """Buffers for a measurement: copies of those that are written, and a shuffled order of blocks."""
+    """Return buffers for a measurement: copies of those that kernels write, and a shuffled order of blocks."""
     buffers = task.buffers
     shuffled = (
         torch.randperm(buffers.order.numel(), generator=torch.Generator().manual_seed(1)).view_as(buffers.order)
@@ -94,8 +95,8 @@ def copies(task: Task[Any, Any]) -> Any:
 def fastest(
     learners: Iterable[Learner[Any, Any]], cost: Callable[[Learner[Any, Any]], float]
 ) -> tuple[TileConfig | None, dict[TileConfig, float]]:
-    """Fastest tile config by `cost`, and the cost of each; None if none could be measured. A later one wins only if it
-    is faster by at least 3 % (`MARGIN`).
+    """Return the tile config of the learner with the lowest `cost` (s), and all costs; None if none could be measured.
+    A later one wins only if it is faster by at least 3 % (`MARGIN`).
     """
     best: TileConfig | None = None
     costs: dict[TileConfig, float] = {}
@@ -111,7 +112,7 @@ def fastest(
 
 
 def _resource_errors() -> tuple[type[Exception], ...]:
-    """Types of errors of a launch that needs more registers or memory than a multiprocessor has."""
+    """Return the types of errors of a launch that needs more registers or memory than a multiprocessor has."""
     from triton.runtime.errors import OutOfResources
 
     return (OutOfResources,)
@@ -136,7 +137,7 @@ class TuningCache:
         )
 
     def recall(self) -> TileConfig | None:
-        """Tile config cached for this GPU and task, or None."""
+        """Return the tile config cached for this GPU, spec and task, or None."""
         if self._store is not None:
             with contextlib.suppress(
                 OSError, UntrustedError, ValueError

@@ -32,15 +32,15 @@ from operant.kernels.recurrent.cells import load_keep, load_states, load_weights
 
 @triton.jit
 def _load_packed_first(first_ptr, column, SPEC: tl.constexpr):
-    """Load the packed weight of the first layer as a right operand, (columns, H)."""
+    """Load columns `column` of the first layer's packed weight as the right operand of a product, (columns, H)."""
     unit = tl.arange(0, SPEC.hidden_pad[0])
     return tl.load(first_ptr + unit[None, :] * SPEC.columns_pad + column[:, None])
 
 
 @triton.jit
 def _load_first_operand(observation, normalizer, lane, in_bounds, t, lanes, SPEC: tl.constexpr):
-    """Load features of the first layer at step t, (BLOCK_M, columns_pad), as an operand; those of bytes in the
-    precision of all products, as in training.
+    """Load observations of step t as the first layer's operand, (BLOCK_M, columns_pad): one-hot encoded and normalized.
+    Bytes are in the precision of all products, as in training.
     """
     x = load_normalized(observation, normalizer, lane, in_bounds, t, lanes, SPEC)
     if SPEC.bytes:  # hides the bytes from the order of the product's terms, see `act`
@@ -50,13 +50,13 @@ def _load_first_operand(observation, normalizer, lane, in_bounds, t, lanes, SPEC
 
 @triton.jit
 def _first_product(x, weight, SPEC: tl.constexpr):
-    """Compute pre-activations of the first layer without bias, at least in tf32 for inputs other than bytes."""
+    """Return pre-activations of the first layer without its bias, x W; for inputs other than bytes in tf32 at least."""
     return tl.dot(x, weight, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
 
 
 @triton.jit
 def _later_weights(parameters_ptr, SPEC: tl.constexpr):
-    """Load weights of the encoder's later layers as right operands, rounded as when they are packed."""
+    """Load weights of the encoder's later layers as right operands, a tuple, rounded as packed weights are."""
     weights = ()
     for k in tl.static_range(len(SPEC.weights)):
         weight = load_matrix(
@@ -72,8 +72,9 @@ def _later_weights(parameters_ptr, SPEC: tl.constexpr):
 
 @triton.jit
 def _encoded(z, weights, network, SPEC: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Compute activations of the last hidden layer, an operand, from the pre-activations z of the first. Bit-identical
-    to `operant.kernels.layers.forward_layer`.
+    """Run the encoder from the first layer's pre-activations z (BLOCK_M, H) on; return the last hidden activations as
+    an operand. Bit-identical to `operant.kernels.layers.forward_layer`, which learning uses. `weights`: its later
+    weights.
     """
     h = _activations(z, network, SPEC, 0)
     for k in tl.static_range(len(SPEC.weights)):
@@ -84,6 +85,9 @@ def _encoded(z, weights, network, SPEC: tl.constexpr, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def _activations(z, network, SPEC: tl.constexpr, LAYER: tl.constexpr):
+    """Return activations h = f(z) of layer LAYER as an operand, from its pre-activations z (BLOCK_M, H) with bias; with
+    layer normalization in between.
+    """
     if SPEC.layer_norm:  # which reads what a product has rounded_operand
         z = operand(z, SPEC).to(tl.float32)
     return rounded_operand(hidden_forward(z, network, SPEC, LAYER)[0].to(tl.float32), SPEC)
@@ -106,8 +110,8 @@ def _outputs_in_tiles(
     WRITE,
     UNITS: tl.constexpr,
 ):
-    """Accumulate the head's product (BLOCK_M, out_pad) over blocks of UNITS units, from input x and state h of the only
-    recurrent layer.
+    """Step the only recurrent layer from input x and state h, both operands, in blocks of UNITS units, and return
+    `total` plus the product (BLOCK_M, out_pad) of its outputs with the output layer's weight.
     """
     row = tl.arange(0, SPEC.out_pad)[None, :]
     mask = column_mask(row, 0, SPEC)
@@ -150,8 +154,8 @@ def act(
     BLOCK_M: tl.constexpr,
     UNITS: tl.constexpr,
 ):
-    """Act at step t on every lane: encoder, cells, heads; SAMPLE (see `operant.kernels.act.sample_and_store`) samples
-    actions from the outputs. LAST: value only.
+    """Act at step t on every lane: encoder, recurrent layers, output layer, then SAMPLE (see
+    `operant.kernels.act.sample_and_store`). With LAST only the value is written.
 
     With FINALS a tile with a lane truncated by the previous step runs twice: first on its true final observations and
     its state before the episode's end, for their values.
@@ -237,9 +241,7 @@ def first_layer(
     SAVE: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Compute the first layer of a minibatch's rows: features, activations and, with SAVE, the saved tensor of the
-    activation.
-    """
+    """Write features, activations and, with SAVE, the saved tensor of the first layer for the rows of a minibatch."""
     row, column = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, SPEC.columns_pad)
     block = tl.load(seq.order + seq.first + row // SHAPE.block)
     sample, t = block * SHAPE.block + row % SHAPE.block, block // (lanes // SHAPE.block)

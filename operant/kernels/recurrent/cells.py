@@ -36,7 +36,7 @@ from operant.kernels.ops.linear import add_product, rounded_operand
 
 @triton.jit
 def sequence_index(seq, s, in_bounds, lanes, SHAPE: tl.constexpr, ACT: tl.constexpr):
-    """Compute lane, first step and first row of sequences `s`."""
+    """Return lane, first step and first row in the buffers of sequences number `s`, (BLOCK_B) each."""
     if ACT:
         return seq.first + s, seq.step + 0 * s, s
     else:
@@ -51,7 +51,9 @@ def sequence_index(seq, s, in_bounds, lanes, SHAPE: tl.constexpr, ACT: tl.conste
 
 @triton.jit
 def sequence_mask(seq, s, count, FINALS: tl.constexpr):
-    """Mask of valid sequences among `s`, (BLOCK_B): the first `count`; with FINALS only lanes that were truncated."""
+    """Return the mask of valid sequences among `s`, (BLOCK_B): the first `count`; with FINALS only lanes whose episode
+    was truncated.
+    """
     present = s < count
     if FINALS:
         return present & (tl.load(seq.truncated + seq.sample + s, mask=present, other=0) != 0)
@@ -61,7 +63,9 @@ def sequence_mask(seq, s, count, FINALS: tl.constexpr):
 
 @triton.jit
 def load_keep(seq, lane, t, in_bounds, lanes):
-    """Load `keep` at step t, (BLOCK_B): 0 where an episode begins, else 1. The previous state is multiplied by it."""
+    """Load `keep` at step t, (BLOCK_B): 0 where an episode begins, else 1. The previous recurrent state is multiplied
+    by it.
+    """
     offset, mask = (t - 1) * lanes + lane, in_bounds & (t > 0)
     ended = tl.load(seq.terminated + offset, mask=mask, other=0) | tl.load(seq.truncated + offset, mask=mask, other=0)
     return tl.where(ended != 0, 0.0, 1.0)
@@ -69,8 +73,8 @@ def load_keep(seq, lane, t, in_bounds, lanes):
 
 @triton.jit
 def state_offset(lane, t, unit, lanes, SHAPE: tl.constexpr, layer, CELL: tl.constexpr, ACT: tl.constexpr):
-    """Compute offsets of a layer's state, (BLOCK_B, P): current states (R, N) with ACT, else initial states of segments
-    (K, R, N) that begin at steps t. CELL: 0 for h, 1 for an LSTM's c.
+    """Return offsets of a layer's recurrent state, (BLOCK_B, P): with ACT in the current states (R, N), else in the
+    initial states (K, R, N) of segments that begin at steps t. CELL: 0 for h, 1 for an LSTM's c.
     """
     offset = ((layer + CELL * SHAPE.layers) * SHAPE.units + unit[None, :]) * lanes + lane[:, None]
     return offset if ACT else offset + (t // SHAPE.length * SHAPE.rows * lanes)[:, None]
@@ -84,14 +88,14 @@ def load_gate_bias(bias_ptr, gate, unit, SHAPE: tl.constexpr):
 
 @triton.jit
 def load_gate_weight(weight_ptr, gate, SHAPE: tl.constexpr):
-    """Load the packed weight of a gate as a right operand, (inputs, units)."""
+    """Load a gate's packed weight as the right operand of a product, (inputs, units)."""
     unit = tl.arange(0, SHAPE.pad)
     return tl.load(weight_ptr + (gate * SHAPE.pad + unit[None, :]) * SHAPE.pad + unit[:, None])
 
 
 @triton.jit
 def load_gate_weight_transposed(weight_ptr, gate, SHAPE: tl.constexpr):
-    """Load the packed weight of a gate as a right operand of the backward pass, (units, inputs)."""
+    """Load a gate's packed weight as the right operand of a backward product, (units, inputs)."""
     unit = tl.arange(0, SHAPE.pad)
     return tl.load(weight_ptr + (gate * SHAPE.pad + unit[:, None]) * SHAPE.pad + unit[None, :])
 
@@ -101,8 +105,8 @@ def load_gate_weight_transposed(weight_ptr, gate, SHAPE: tl.constexpr):
 
 @triton.jit
 def mingru_gates(c, z, p, SHAPE: tl.constexpr):
-    """Compute candidate c, its derivative, z and p from their pre-activations. c = x + 1/2 where x >= 0, else
-    sigmoid(x).
+    """Return MinGRU's candidate c, its derivative, and the gates z and p, from their pre-activations. c = x + 1/2 where
+    x >= 0, else sigmoid(x).
     """
     sigmoid_c = sigmoid(c, SHAPE.approximate)
     candidate = tl.where(c >= 0.0, c + 0.5, sigmoid_c)
@@ -116,7 +120,9 @@ def mingru_gates(c, z, p, SHAPE: tl.constexpr):
 
 @triton.jit
 def mingru_step(c, z, p, x, h, SHAPE: tl.constexpr):
-    """Compute output x + p (h' - x) and next state h' = h + z (c - h), from the pre-activations of c, z and p."""
+    """Return output x + p (h' - x) and next state h' = h + z (c - h) of MinGRU, from the pre-activations of c, z and
+    p.
+    """
     c, _derivative, z, p = mingru_gates(c, z, p, SHAPE)
     h = tl.fma(z, c - h, h)
     return tl.fma(p, h - x, x), h
@@ -124,7 +130,7 @@ def mingru_step(c, z, p, x, h, SHAPE: tl.constexpr):
 
 @triton.jit
 def lstm_gates(i, f, o, g, SHAPE: tl.constexpr):
-    """Compute gates i, f, o and candidate g from their pre-activations."""
+    """Return an LSTM's gates i, f, o and candidate g from their pre-activations: sigmoids, and tanh."""
     return (
         sigmoid(i, SHAPE.approximate),
         sigmoid(f, SHAPE.approximate),
@@ -135,14 +141,15 @@ def lstm_gates(i, f, o, g, SHAPE: tl.constexpr):
 
 @triton.jit
 def lstm_step(i, f, o, g, c, APPROXIMATE: tl.constexpr):
-    """Compute next c' = f c + i g and h' = o tanh(c')."""
+    """Return an LSTM's next c' = f c + i g and h' = o tanh(c')."""
     c = tl.fma(f, c, i * g)
     return c, o * tanh(c, APPROXIMATE)
 
 
 @triton.jit
 def lstm_step_backward(i, f, o, g, c, tanh_c, grad_h, grad_c):
-    """Backward pass of one LSTM step: gradients of the pre-activations of i, f, o and g; and of c'.
+    """Return gradients of the pre-activations of an LSTM's i, f, o and g, and the whole gradient of c', from those of
+    h' (`grad_h`) and c' (`grad_c`).
 
     `c`: previous cell state; `tanh_c`: tanh(c'); `grad_h`, `grad_c`: gradients of h' = o tanh(c') and c' = f c + i g.
     """
@@ -153,7 +160,9 @@ def lstm_step_backward(i, f, o, g, c, tanh_c, grad_h, grad_c):
 
 @triton.jit
 def gru_step(projected, recurrent, r, z, h, SHAPE: tl.constexpr):
-    """Compute next state h' = n + z (h - n) and n = tanh(projected + r recurrent), recurrent = W_n h + b_n."""
+    """Return a GRU's next state h' = n + z (h - n) and n = tanh(projected + r recurrent), where `recurrent` = W_n h +
+    b_n and `projected` is the input's part.
+    """
     n = tanh(tl.fma(r, recurrent, projected), SHAPE.approximate)
     return tl.fma(z, h - n, n), n
 
@@ -163,7 +172,7 @@ def gru_step(projected, recurrent, r, z, h, SHAPE: tl.constexpr):
 
 @triton.jit
 def load_weights(weight_ptr, SHAPE: tl.constexpr):
-    """Load all weights as right operands, a tuple ordered layer, input's or recurrent, gate; empty unless
+    """Load all gates' weights as right operands, a tuple ordered by layer, input's or recurrent, gate; empty unless
     SHAPE.act_resident.
     """
     COUNT: tl.constexpr = SHAPE.layers * SHAPE.matrices * SHAPE.gates if SHAPE.act_resident else 0
@@ -175,7 +184,9 @@ def load_weights(weight_ptr, SHAPE: tl.constexpr):
 
 @triton.jit
 def _weight(weights, weight_ptr, SHAPE: tl.constexpr, LAYER: tl.constexpr, WHICH: tl.constexpr, GATE: tl.constexpr):
-    """Select the weight of a layer's gate from `weights`, or load it. WHICH: 0 the input's, 1 the recurrent."""
+    """Return the weight of gate GATE of layer LAYER from `weights`, or load it. WHICH: 0 the input's, 1 the
+    recurrent.
+    """
     INDEX: tl.constexpr = (LAYER * SHAPE.matrices + WHICH) * SHAPE.gates + GATE
     if SHAPE.act_resident:
         return weights[INDEX]
@@ -185,7 +196,7 @@ def _weight(weights, weight_ptr, SHAPE: tl.constexpr, LAYER: tl.constexpr, WHICH
 
 @triton.jit
 def load_states(seq, lane, in_bounds, lanes, SHAPE: tl.constexpr):
-    """Load states of all layers: h, and an LSTM's c, (BLOCK_B, P) each."""
+    """Load the recurrent states of all layers, a tuple: h, and an LSTM's c, (BLOCK_B, P) each."""
     unit = tl.arange(0, SHAPE.pad)
     mask = in_bounds[:, None] & (unit < SHAPE.units)[None, :]
     COUNT: tl.constexpr = SHAPE.layers
@@ -206,8 +217,8 @@ def load_states(seq, lane, in_bounds, lanes, SHAPE: tl.constexpr):
 def step_layers(
     x, states, weights, weight_ptr, parameters_ptr, seq, lane, keep, in_bounds, lanes, SHAPE: tl.constexpr, WRITE
 ):
-    """Step all layers from input x (BLOCK_B, P), an operand. Stores the next states where the mask WRITE is set.
-    Returns the last output, an operand.
+    """Step all recurrent layers from input x (BLOCK_B, P), an operand; store the next states where the mask WRITE is
+    set, and return the last layer's output, an operand.
     """
     unit = tl.arange(0, SHAPE.pad)
     mask = in_bounds[:, None] & (unit < SHAPE.units)[None, :]
@@ -240,7 +251,7 @@ def step_layers(
 
 @triton.jit
 def _input_projection(x, h, weight, parameters_ptr, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr, GATE: tl.constexpr):
-    """Compute the input projection W x + b of a gate, (BLOCK_B, P), rounded as in training, where it is stored."""
+    """Return the input projection W x + b of gate GATE, (BLOCK_B, P), rounded as in training, where it is stored."""
     total = add_product(
         x,
         weight,
@@ -252,6 +263,7 @@ def _input_projection(x, h, weight, parameters_ptr, unit, SHAPE: tl.constexpr, L
 
 @triton.jit
 def _mingru_step(x, h, weights, weight_ptr, parameters_ptr, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+    """Return output and next state of a MinGRU layer, (BLOCK_B, P) each, from input x, an operand, and state h."""
     first, second = _weight(weights, weight_ptr, SHAPE, LAYER, 0, 0), _weight(weights, weight_ptr, SHAPE, LAYER, 0, 1)
     c = _input_projection(x, h, first, parameters_ptr, unit, SHAPE, LAYER, 0)
     third = _weight(weights, weight_ptr, SHAPE, LAYER, 0, 2)
@@ -274,8 +286,8 @@ def _pre_activation(
     GATE: tl.constexpr,
     NEXT: tl.constexpr,
 ):
-    """Compute the pre-activation of a gate, and load the input weight of gate NEXT. Weights are loaded one product
-    ahead.
+    """Return the pre-activation W x + U h + b of gate GATE, and the loaded input weight of gate NEXT. Weights are
+    loaded one product ahead.
     """
     own = _weight(weights, weight_ptr, SHAPE, LAYER, 1, GATE)
     projected = _input_projection(x, h, weight, parameters_ptr, unit, SHAPE, LAYER, GATE)
@@ -285,6 +297,7 @@ def _pre_activation(
 
 @triton.jit
 def _lstm_step(x, h, c, weights, weight_ptr, parameters_ptr, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+    """Return next h' and c' of an LSTM layer, (BLOCK_B, P) each, from input x, an operand, and states h and c."""
     weight = _weight(weights, weight_ptr, SHAPE, LAYER, 0, 0)
     i, weight = _pre_activation(x, h, weight, weights, weight_ptr, parameters_ptr, unit, SHAPE, LAYER, 0, 3)
     g, weight = _pre_activation(x, h, weight, weights, weight_ptr, parameters_ptr, unit, SHAPE, LAYER, 3, 1)
@@ -297,6 +310,7 @@ def _lstm_step(x, h, c, weights, weight_ptr, parameters_ptr, unit, SHAPE: tl.con
 
 @triton.jit
 def _gru_step(x, h, weights, weight_ptr, parameters_ptr, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+    """Return the next state of a GRU layer, (BLOCK_B, P), from input x, an operand, and state h."""
     weight = _weight(weights, weight_ptr, SHAPE, LAYER, 0, 0)
     r, weight = _pre_activation(x, h, weight, weights, weight_ptr, parameters_ptr, unit, SHAPE, LAYER, 0, 1)
     z, weight = _pre_activation(x, h, weight, weights, weight_ptr, parameters_ptr, unit, SHAPE, LAYER, 1, 2)
@@ -313,8 +327,8 @@ def _gru_step(x, h, weights, weight_ptr, parameters_ptr, unit, SHAPE: tl.constex
 
 @triton.jit
 def _tile_product(x, weight_ptr, WHICH: tl.constexpr, GATE: tl.constexpr, unit, total, SHAPE: tl.constexpr):
-    """Accumulate total + W x of a gate for some units. WHICH: 0 the input's weight, 1 the recurrent. For networks of
-    one layer.
+    """Return `total` + W x of gate GATE for the units `unit`. WHICH: 0 the input's weight, 1 the recurrent. For
+    networks of one recurrent layer.
     """
     offset = (
         weight_ptr
@@ -326,7 +340,9 @@ def _tile_product(x, weight_ptr, WHICH: tl.constexpr, GATE: tl.constexpr, unit, 
 
 @triton.jit
 def _tile_input_projection(x, weight_ptr, parameters_ptr, GATE: tl.constexpr, unit, zero, SHAPE: tl.constexpr):
-    """Compute the input projection of a gate for some units, rounded as in training, where it is stored."""
+    """Return the input projection W x + b of gate GATE for the units `unit`, rounded as in training, where it is
+    stored. `zero`: an accumulator at zero.
+    """
     total = _tile_product(
         x,
         weight_ptr,
@@ -341,7 +357,7 @@ def _tile_input_projection(x, weight_ptr, parameters_ptr, GATE: tl.constexpr, un
 
 @triton.jit
 def _tile_pre_activation(x, h, weight_ptr, parameters_ptr, GATE: tl.constexpr, unit, zero, SHAPE: tl.constexpr):
-    """Compute the pre-activation of a gate for some units."""
+    """Return the pre-activation W x + U h + b of gate GATE for the units `unit`. `zero`: an accumulator at zero."""
     return _tile_product(
         h,
         weight_ptr,
@@ -355,8 +371,8 @@ def _tile_pre_activation(x, h, weight_ptr, parameters_ptr, GATE: tl.constexpr, u
 
 @triton.jit
 def step_units(x, h, weight_ptr, parameters_ptr, seq, lane, unit, keep, in_bounds, lanes, SHAPE: tl.constexpr, WRITE):
-    """Step some units of a GRU or an LSTM of one layer, from input x and state h of all units, operands (BLOCK_B, P).
-    Stores their next state where the mask WRITE is set. Returns their output, an operand.
+    """Step the units `unit` of a GRU or an LSTM of one layer from input x and state h of all units, operands (BLOCK_B,
+    P); store their next state where the mask WRITE is set, and return their output, an operand.
     """
     mask = in_bounds[:, None] & (unit < SHAPE.units)[None, :]
     offset = seq.state + state_offset(lane, 0, unit, lanes, SHAPE, 0, 0, True)

@@ -53,8 +53,8 @@ MICROBATCH_BYTES = 4 << 30
 def tile_config(
     spec: per_layer.Spec, shape: Shape, layout: Any, chunks: int | None, *, small: bool = False
 ) -> per_layer.PerLayer | str:
-    """Tile config of a minibatch's kernels, or the reason why there is none. `layout` is that of the segments; `chunks`
-    the configured number, or None.
+    """Return the tile config of a minibatch's kernels, or the reason why there is none. `layout`: that of the segments;
+    `chunks`: the configured number of chunks, or None; `small`: smaller tiles, for GPUs with less shared memory.
 
     A chunk holds whole segments and a multiple of whole tiles: nothing is masked. `small`: tiles for GPUs with little
     shared memory, or without the larger matrix instructions.
@@ -96,8 +96,8 @@ def tile_config(
 
 
 class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
-    """Learner of a recurrent policy, over states that the algorithm owns: dense kernels for encoder and heads, cells
-    between them.
+    """Engine of a recurrent policy, over states that the algorithm owns: dense kernels for encoder and output layer,
+    kernels of recurrent cells between them.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
 
     @property
     def act_tile(self) -> str:
-        """Key of this network in ACT_TILES."""
+        """Key of this network in ACT_TILES, measured tiles of acting."""
         if max(self.spec.hidden_pad) <= 64:
             return "narrow"
         return "wide" if self.spec.precision == "bf16" else "wide, 32 bits"
@@ -169,19 +169,22 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
 
     @property
     def _most_rows(self) -> int:
-        """Largest number of rows of a tile with more than one product; fewer on a small GPU."""
+        """Return the largest number of rows of a tile with more than one product; fewer on a small GPU."""
         return SMALL // 2 if self.config.block_k == 16 and self.config.stages == 2 else FIRST_BLOCK_M
 
     # ARGUMENTS
 
     @property
     def _cell_shape(self) -> Shape:
-        """Shape without parameter offsets, so that layers, and networks with other inputs, share the kernels that do
-        not need them.
+        """Return the shape without parameter offsets, so that layers, and networks with other inputs, share the kernels
+        that do not need them.
         """
         return replace(self.shape, input_weights=(), input_biases=(), state_weights=(), state_biases=())
 
     def _sequences(self, first: int, step: int, *, acting: bool, sample: int = 0) -> Sequences:
+        """Return the location of sequences in the rollout: segments of a minibatch from number `first` of the order on,
+        or with `acting` single steps `step` of all lanes.
+        """
         rollout = self.buffers.rollout
         return Sequences(
             self.buffers.order,
@@ -194,11 +197,11 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
         )
 
     def _weights(self, layer: int, which: int = 0) -> Tensor:
-        """Packed weights of a layer. `which`: 0 the input's, 1 the recurrent."""
+        """Return the packed weights of recurrent layer `layer`. `which`: 0 the input's, 1 the recurrent."""
         return self._memory[(layer * self.shape.matrices + which) * self.shape.matrix :]
 
     def _row_tiling(self, wide: int, deep: int) -> dict[str, int]:
-        """Launch options of a product over rows with `wide` result columns and inner dimension `deep`."""
+        """Return launch options of a product over rows with `wide` result columns and inner dimension `deep`."""
         return {
             **self._tiling(wide, deep),
             "BLOCK_M": self.config.block_m,
@@ -208,6 +211,7 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
     # FORWARD
 
     def _pack(self) -> None:
+        """Pack the weights of the dense and of the recurrent layers for the products."""
         super()._pack()
         shape, block = self.shape, 16
         grid = (shape.gates * shape.pad // block, shape.layers, shape.matrices)
@@ -349,6 +353,9 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
             )
 
     def _act_in_one_launch(self, t: int, *, finals: bool, last: bool) -> None:
+        """Act at step t by one launch of all layers; with `finals` also value the true final observations of step t -
+        1, with `last` only value.
+        """
         rollout, (block_m, warps, units) = self.buffers.rollout, ACT_TILES[self.act_tile]
         block_m = max(16, min(block_m, self._most_rows, per_layer.power_of_two(self._lanes / ACT_PROGRAMS)))
         observation = rollout.final_observation if finals else rollout.observation

@@ -41,13 +41,13 @@ BLOCK, WARPS = 16, 4
 
 @triton.jit
 def _operand(x, PRECISION: tl.constexpr):
-    """Convert x to an operand of a product, rounded to tf32."""
+    """Round x to tf32 as the operand of a product, if PRECISION is "tf32"."""
     return round_to_tf32(x) if PRECISION == "tf32" else x
 
 
 @triton.jit
 def _load_gates(gates_ptr, offset, gate_stride, mask):
-    """Load gates i, f, o, g of a step, (BLOCK, P) each."""
+    """Load gates i, f, o, g of a step, (BLOCK, P) each, `gate_stride` apart."""
     first = tl.load(gates_ptr + offset, mask=mask, other=0.0)
     second = tl.load(gates_ptr + offset + gate_stride, mask=mask, other=0.0)
     return (
@@ -60,6 +60,7 @@ def _load_gates(gates_ptr, offset, gate_stride, mask):
 
 @triton.jit
 def _store_gates(gates_ptr, offset, gate_stride, gates, mask):
+    """Store gates i, f, o, g of a step, (BLOCK, P) each, `gate_stride` apart."""
     for k in tl.static_range(4):
         tl.store(gates_ptr + offset + k * gate_stride, gates[k], mask=mask)
 
@@ -74,7 +75,9 @@ def _load_weights(
     PAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Load recurrent weights of all gates as right operands (P, P), with strides STRIDE_K and STRIDE_N."""
+    """Load the recurrent weights of all gates of a tower as right operands (P, P), with strides STRIDE_K and
+    STRIDE_N.
+    """
     weights = ()
     unit = tl.arange(0, PAD)
     mask = (unit < UNITS)[:, None] & (unit < UNITS)[None, :]
@@ -213,7 +216,7 @@ def lstm_backward(
 
 
 class Warmup(Launcher):
-    """Trial of both kernels for a number of units: compiles them, to check that the GPU can run them."""
+    """Trial of both kernels of an LSTM for a number of units: compiles them, to check that the GPU can run them."""
 
     def __init__(self, units: int, device: torch.device) -> None:
         self._rows, self._device, self._units = torch.zeros(8 * units * BLOCK, device=device), device, units
@@ -225,6 +228,7 @@ class Warmup(Launcher):
         )
 
     def _try_launch(self, kernel: Any, tensors: int) -> None:
+        """Compile a kernel for its tensors and the number of units."""
         self.launch(kernel, (1, 1), *[self._rows] * tensors, 2, BLOCK, 2 * BLOCK * self._units, **options(self._units))
 
 
@@ -277,7 +281,7 @@ class Steps(torch.autograd.Function):
 
 
 def options(units: int) -> dict[str, Any]:
-    """Compile-time constants of both kernels for this number of units."""
+    """Return the compile-time constants of both kernels for an LSTM of this number of units."""
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     return {
         "UNITS": units,

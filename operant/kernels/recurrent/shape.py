@@ -54,7 +54,7 @@ class Shape:
     state_biases: tuple[int, ...]  # GRU only
 
     def lean(self) -> Shape:
-        """Copy for programs that hold no weights."""
+        """Return a copy for programs that do not hold weights on chip."""
         return replace(self, fused=False, resident=False, act_resident=False)
 
     @property
@@ -117,7 +117,9 @@ class States(NamedTuple):
 
 
 def unsupported_reason(policy: Policy, samples: int) -> str | None:
-    """Reason why this policy cannot run fused, or None if it can. `samples`: (T + 1) N."""
+    """Return why fused kernels cannot run a recurrent policy, as a clause for a message, or None if they can.
+    `samples`: (T + 1) N.
+    """
     net: Any = policy.net
     if not hasattr(net, "encoder"):
         return "fused kernels support dense layers only"
@@ -138,7 +140,7 @@ def unsupported_reason(policy: Policy, samples: int) -> str | None:
 
 
 def reason_for_torch(policy: Policy, precision: str) -> str | None:
-    """Reason why torch is preferred for a policy that could run fused, or None if it is not."""
+    """Return why torch is preferred for a recurrent policy that fused kernels could run, or None if it is not."""
     memory: Any = policy.net.memory
     if precision == "fp32" and memory.units > MAX_FP32:
         override = 'algo.kernels = "fused" uses them nevertheless'
@@ -149,7 +151,9 @@ def reason_for_torch(policy: Policy, precision: str) -> str | None:
 
 
 def describe(policy: Policy, precision: str, length: int, block: int) -> tuple[kernel_spec.Spec, Shape]:
-    """Spec of the layers around the cells, and shape of the recurrent layers, of a supported policy."""
+    """Return the spec of the dense layers around the recurrent ones, and the shape of the latter, of a supported
+    policy. `length`: steps of a segment; `block`: neighbouring lanes that are shuffled together.
+    """
     net: Any = policy.net
     memory, spec = net.memory, kernel_spec.describe(policy, precision, net.encoder, "encoder.")
     begin = dict(zip(policy.flat.names, policy.flat.offsets, strict=True))

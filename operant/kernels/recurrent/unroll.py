@@ -59,8 +59,8 @@ from operant.kernels.recurrent.cells import (
 
 @triton.jit
 def _sequences(seq, count, lanes, SHAPE: tl.constexpr, ACT: tl.constexpr, FINALS: tl.constexpr, BLOCK_B: tl.constexpr):
-    """Locate the sequences of a program: units (P), validity, mask (BLOCK_B, P), lanes, first steps and first rows
-    (BLOCK_B).
+    """Return what locates a program's sequences: units (P), validity (BLOCK_B), mask (BLOCK_B, P), lanes, first steps
+    and first rows (BLOCK_B). `count` is the number of sequences.
     """
     s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, SHAPE.pad)
     valid = sequence_mask(seq, s, count, FINALS)
@@ -71,13 +71,15 @@ def _sequences(seq, count, lanes, SHAPE: tl.constexpr, ACT: tl.constexpr, FINALS
 
 @triton.jit
 def _offsets(row, unit, SHAPE: tl.constexpr):
-    """Compute offsets of rows in buffers (rows, P) and (rows, columns), (BLOCK_B, P) each."""
+    """Return offsets of the rows `row` (BLOCK_B) in buffers (rows, P) and in buffers (rows, columns) of gates,
+    (BLOCK_B, P) each.
+    """
     return row[:, None] * SHAPE.pad + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
 
 
 @triton.jit
 def _load_weights(weight_ptr, SHAPE: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """Load weights of all gates as right operands, a tuple of (P, P)."""
+    """Load the weights of all gates as right operands, a tuple of (P, P); TRANSPOSED for the backward pass."""
     GATES: tl.constexpr = SHAPE.gates
     weights = ()
     for k in tl.static_range(GATES):
@@ -89,7 +91,7 @@ def _load_weights(weight_ptr, SHAPE: tl.constexpr, TRANSPOSED: tl.constexpr):
 
 @triton.jit
 def _load_biases(bias_ptr, unit, SHAPE: tl.constexpr):
-    """Load biases of all gates, a tuple of (1, P)."""
+    """Load the biases of all gates, a tuple of (1, P)."""
     GATES: tl.constexpr = SHAPE.gates
     biases = ()
     for k in tl.static_range(GATES):
@@ -99,7 +101,7 @@ def _load_biases(bias_ptr, unit, SHAPE: tl.constexpr):
 
 @triton.jit
 def _load_3_gates(gates_ptr, offset, mask, SHAPE: tl.constexpr):
-    """Load gates 0, 1 and 2 of rows, in float32."""
+    """Load gates 0, 1 and 2 of rows, at `offset` (BLOCK_B, P), in float32."""
     first = tl.load(gates_ptr + offset, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(gates_ptr + offset + SHAPE.pad, mask=mask, other=0.0).to(tl.float32)
     return first, second, tl.load(gates_ptr + offset + 2 * SHAPE.pad, mask=mask, other=0.0).to(tl.float32)
@@ -107,7 +109,7 @@ def _load_3_gates(gates_ptr, offset, mask, SHAPE: tl.constexpr):
 
 @triton.jit
 def _load_4_gates(gates_ptr, offset, mask, SHAPE: tl.constexpr):
-    """Load all four gates of rows, in the dtype of the buffer."""
+    """Load all four gates of rows, at `offset` (BLOCK_B, P), in the dtype of their buffer."""
     first, second = (
         tl.load(gates_ptr + offset, mask=mask, other=0.0),
         tl.load(gates_ptr + offset + SHAPE.pad, mask=mask, other=0.0),
@@ -122,12 +124,13 @@ def _load_4_gates(gates_ptr, offset, mask, SHAPE: tl.constexpr):
 
 @triton.jit
 def _to_f32(gates):
-    """Convert four gates to float32."""
+    """Convert a tuple of four gates to float32."""
     return gates[0].to(tl.float32), gates[1].to(tl.float32), gates[2].to(tl.float32), gates[3].to(tl.float32)
 
 
 @triton.jit
 def _store_4_gates(gates_ptr, offset, mask, gates, SHAPE: tl.constexpr):
+    """Store four gates (BLOCK_B, P) of rows at `offset`, in the dtype of their buffer."""
     for k in tl.static_range(4):
         tl.store(gates_ptr + offset + k * SHAPE.pad, rounded_operand(gates[k], SHAPE), mask=mask)
 
@@ -293,8 +296,8 @@ def mingru_backward(
 def _add_streamed_product(
     row_ptr, weight_ptr, STRIDE_N: tl.constexpr, STRIDE_K: tl.constexpr, total, valid, SHAPE: tl.constexpr
 ):
-    """Accumulate total + a W, (BLOCK_B, P), in blocks of SHAPE.block_k: rows `row_ptr` (BLOCK_B pointers) of a, and a
-    gate's weight with strides STRIDE_N and STRIDE_K.
+    """Return `total` + a W, (BLOCK_B, P), loading W in blocks of SHAPE.block_k: `row_ptr` points to the rows of a; W is
+    a gate's weight with strides STRIDE_N and STRIDE_K.
     """
     k, unit = tl.arange(0, SHAPE.block_k), tl.arange(0, SHAPE.pad)
     for start in tl.range(0, SHAPE.pad, SHAPE.block_k):
@@ -307,7 +310,9 @@ def _add_streamed_product(
 
 @triton.jit
 def _add_recurrent_product(h, row_ptr, valid, weights, weight_ptr, gate: tl.constexpr, total, SHAPE: tl.constexpr):
-    """Accumulate total + W h of a gate, (BLOCK_B, P). `row_ptr`: pointers to the stored h."""
+    """Return `total` + U h of a gate, (BLOCK_B, P), U its recurrent weight; `row_ptr` points to the stored rows of
+    h.
+    """
     if SHAPE.streams_weights:
         return _add_streamed_product(
             row_ptr, weight_ptr + gate * SHAPE.pad * SHAPE.pad, SHAPE.pad, 1, total, valid, SHAPE
@@ -318,7 +323,8 @@ def _add_recurrent_product(h, row_ptr, valid, weights, weight_ptr, gate: tl.cons
 
 @triton.jit
 def _add_state_gradient(total, grads, row_ptr, valid, weights, weight_ptr, SHAPE: tl.constexpr):
-    """Accumulate total + W^T g over all gates, (BLOCK_B, P); g of a GRU's n is that of W_n h + b_n.
+    """Return `total` + the gradient of the previous state through all gates, sum of U^T g, (BLOCK_B, P); for a GRU's n,
+    g is the gradient of U_n h + b_n. `grads` are the gates' gradients.
 
     `row_ptr`: pointers to the stored gradients.
     """
@@ -489,8 +495,8 @@ def gru_forward(
 
 @triton.jit
 def _gru_step_backward(gates, h, grad_h):
-    """Backward pass of one GRU step: gradients of the pre-activations of r, z, n and of W_n h + b_n; and of h, without
-    the share of the gates.
+    """Return gradients of the pre-activations of a GRU's r, z, n and of W_n h + b_n, and of h without the gates' part,
+    from that of h' (`grad_h`).
 
     `grad_h`: gradient of h' = n + z (h - n), n = tanh(x_n + r (W_n h + b_n)).
     """

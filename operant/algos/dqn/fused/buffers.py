@@ -25,8 +25,8 @@ class DQNSpec:
 
 
 class RingBuffers(NamedTuple):
-    """Ring buffer of the replay, as `operant.data.replay.Ring`: fields of C ticks, final observations, counters and
-    sizes.
+    """Ring buffer of the replay, as `operant.data.replay.Ring`: C ticks (vectorised steps) of N lanes, final
+    observations, counters and sizes.
     """
 
     observation: Any  # (C, N, P)

@@ -50,7 +50,7 @@ CHOOSE_BLOCK, MOVE_BLOCK = 256, 1024
 
 
 class FusedDQN(Launcher):
-    """Fused Triton kernels of one DQN, which launch its acting, storing and updates. Implements
+    """Engine of one DQN: launches the fused kernels of its acting, storing and updates. Implements
     `operant.algos.base.Engine`.
     """
 
@@ -161,7 +161,7 @@ class FusedDQN(Launcher):
         self._stores = -(-self._lanes // STORE_LANES) * -(-spec.observation // width)
 
     def fits(self) -> bool:
-        """Whether the GPU has the shared memory that the kernels' programs ask for. Compiles them, and launches
+        """Whether the GPU has the shared memory that the kernels' programs need. Compiles them, and launches
         nothing.
         """
         device, first = self.dqn.policy.device, next(t for t in range(self._last + 1) if self._due(t))
@@ -246,6 +246,7 @@ class FusedDQN(Launcher):
     # LAUNCHES
 
     def _act_and_learn(self, t: int, update: int, *, learn: bool, act: bool) -> None:
+        """Launch the gradient of the batch of update `update` (with `learn`) and the actions of tick t (with `act`)."""
         tiles = self._tiles if learn else 0
         # Gather rows from host memory, so that each crosses the bus once: kernels read some twice.
         if learn and self._prefetch is not None and self._asked is None:
@@ -278,6 +279,9 @@ class FusedDQN(Launcher):
         )
 
     def _reduce_and_step(self, part: int, t: int, update: int, stores: int) -> None:
+        """Launch the optimizer step of update `update`, PART `part` of it, and store tick t in `stores` further
+        programs.
+        """
         self.launch(
             reduce_and_step,
             (self._programs + stores,),
@@ -305,6 +309,7 @@ class FusedDQN(Launcher):
         )
 
     def _store(self, t: int, parts: int) -> None:
+        """Launch the storing of tick t; `parts` is the constant STORES of `store_tick`."""
         staging, ring = self._staging, self.dqn.cycle.replay.ring
         staged = staging is not None and parts != 1
         self.launch(

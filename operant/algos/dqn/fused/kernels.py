@@ -25,8 +25,8 @@ from operant.kernels.single_tile import forward_rows, store_gradient
 
 @triton.jit
 def choose(index_ptr, stored_ptr, ring, samples, shards, n_step, BLOCK_SIZE: tl.constexpr):
-    """Choose the samples of all U updates of an iteration, as `operant.data.transitions.draw_body`. Grid: (cdiv(B,
-    BLOCK_SIZE), U).
+    """Choose the samples of all U updates of an iteration, with the random numbers of
+    `operant.data.transitions.draw_body`. Grid: (cdiv(B, BLOCK_SIZE), U).
 
     | parameter  | shape  | meaning                                                        |
     |------------|--------|----------------------------------------------------------------|
@@ -55,8 +55,8 @@ def choose(index_ptr, stored_ptr, ring, samples, shards, n_step, BLOCK_SIZE: tl.
 
 @triton.jit
 def load_transitions(index, ring, ticks, gamma, in_bounds, N_STEP: tl.constexpr, TRUNCATES: tl.constexpr):
-    """Load action, n-step return and discount (rows) of samples, pointers to both observations, and the next
-    observation's location: row of the ring x N + lane, or -1 - (row of the side buffer x N + lane).
+    """Return action, n-step return and discount of samples, (rows) each; pointers to both observations; and the next
+    observation's location: row of the ring x N + lane, or if it is final -1 - (row of the side buffer x N + lane).
 
     | parameter | shape  | meaning                                             |
     |-----------|--------|-----------------------------------------------------|
@@ -78,8 +78,8 @@ def load_transitions(index, ring, ticks, gamma, in_bounds, N_STEP: tl.constexpr,
 
 @triton.jit
 def q_values(out, column, ACTIONS: tl.constexpr, DUELLING: tl.constexpr):
-    """Compute Q of each action in its column, (rows, out_pad), from the head's outputs; columns beyond the actions are
-    undefined.
+    """Return Q(s, a) in column a of a tile (rows, out_pad), from the outputs; with DUELLING V + A(a) - mean A. Columns
+    from ACTIONS on are undefined.
     """
     if DUELLING:
         mask = (column < ACTIONS)[None, :]
@@ -105,7 +105,9 @@ def _next_value(
     DQN: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Compute max_a Q'(s', a), or with double Q-learning Q'(s', argmax_a Q(s', a)), over legal actions: (rows)."""
+    """Return max_a Q'(s', a), or with double Q-learning Q'(s', argmax_a Q(s', a)), over legal actions, (rows).
+    `next_ptr` (rows): pointers to s'; `next_place`: its location in the ring.
+    """
     column = tl.arange(0, SPEC.out_pad)
     legal_mask = all_legal(BLOCK_M, SPEC.out_pad)
     if SPEC.legal:
@@ -138,8 +140,8 @@ def backward_tile(
     DQN: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Write the gradient of a tile of samples, followed by the loss's terms, to the tile's row of `partials_ptr`
-    (tiles, width). Parameters as `act_and_learn`'s.
+    """Write the gradient of BLOCK_M samples, tile number `tile` of a batch, and its loss terms to the tile's row of
+    `partials_ptr` (tiles, width). The parameters are those of `act_and_learn`.
     """
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = row < batch.count
@@ -182,7 +184,9 @@ def backward_tile(
 def act_tile(
     tile, acting, inputs, parameters_ptr, t, lanes, SPEC: tl.constexpr, DQN: tl.constexpr, BLOCK_M: tl.constexpr
 ):
-    """Write epsilon-greedy actions of a tile of lanes at tick t, as `operant.nn.epsilon_greedy`."""
+    """Write epsilon-greedy actions of BLOCK_M lanes, tile number `tile`, at tick t. The parameters are those of
+    `act_and_learn`.
+    """
     lane = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = lane < lanes
     column = tl.arange(0, SPEC.out_pad)
@@ -260,8 +264,8 @@ def act_and_learn(
 
 @triton.jit
 def _grid_barrier(arrivals_ptr, programs):
-    """Wait until all `programs` programs of this launch have arrived. All of them must be resident on the GPU
-    at once.
+    """Wait until all `programs` programs of this launch have arrived, counted at `arrivals_ptr`. All of them must be
+    resident on the GPU at once.
     """
     tl.debug_barrier()
     count = programs.to(tl.int64)
@@ -284,8 +288,8 @@ def _reduce(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Sum BLOCK_N columns of the tiles' gradients, BLOCK_M rows at a time; store the sum of their squares and add the
-    loss's terms to the totals. Program 0 counts the step of Adam.
+    """Return the sum of the tiles' gradients in BLOCK_N columns, program number `program`; store the sum of its squares
+    and add the loss terms to the totals. Program 0 counts Adam's step.
     """
     column = program * BLOCK_N + tl.arange(0, BLOCK_N)
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -324,7 +328,9 @@ def _step(
     BLOCKS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Clip by the gradient's norm and step BLOCK_N parameters; then x' <- x' + tau (x - x') of the target network."""
+    """Clip BLOCK_N elements of the gradient by its norm and take Adam's step; then move the target network, x' <- x' +
+    tau (x - x').
+    """
     block = tl.arange(0, BLOCKS)
     norm = tl.sqrt(
         tl.sum(tl.load(optimizer.squares + block, mask=block < programs, other=0.0, cache_modifier=".cg"), axis=0)
@@ -376,7 +382,8 @@ def reduce_and_step(
     STORE_LANES: tl.constexpr,
     STORE_COLUMNS: tl.constexpr,
 ):
-    """Sum the tiles' gradients and step, by the first `programs` programs; the others store tick t.
+    """Sum the tiles' gradients and take the optimizer step, in the first `programs` programs; the others store tick t
+    in the replay.
 
     | parameter      | shape         | meaning                                          |
     |----------------|---------------|--------------------------------------------------|
@@ -458,7 +465,9 @@ def _store(
     STORE_COLUMNS: tl.constexpr,
     STAGED: tl.constexpr,
 ):
-    """Store a tile of lanes and columns of tick t in the ring. Parameters as `store_tick`'s."""
+    """Store a tile of lanes and columns of tick t in the replay's ring, as program number `program`. The parameters are
+    those of `store_tick`.
+    """
     PARTS: tl.constexpr = (OBSERVATION + STORE_COLUMNS - 1) // STORE_COLUMNS
     lane = program // PARTS * STORE_LANES + tl.arange(0, STORE_LANES)
     column = program % PARTS * STORE_COLUMNS + tl.arange(0, STORE_COLUMNS)

@@ -30,7 +30,7 @@ from operant.kernels.ops.replay import normalize_observation, sample_tile
 
 @triton.jit
 def _act_tile(tile, buffers, actor, t, lanes, SPEC: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Write the actions of a tile of BLOCK_M lanes at tick t. Parameters as `act`'s."""
+    """Write the actions of BLOCK_M lanes, tile number `tile`, at tick t. `buffers` and `actor` as in `act`."""
     ACTOR: tl.constexpr = SPEC.actor
     lane = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     observation, _mask = load_observation(buffers, t, lane, lanes, SPEC)
@@ -68,8 +68,8 @@ def act(
     BLOCK_M: tl.constexpr,
     SAMPLE_BLOCK_M: tl.constexpr,
 ):
-    """Choose the actions of tick t in the first `tiles` programs; the others sample the batch of the update that is due
-    after it.
+    """Write the actions of tick t, in the first `tiles` programs; the others sample the batch of the first update after
+    it.
 
     | parameter | shape  | meaning                                    |
     |-----------|--------|--------------------------------------------|

@@ -53,11 +53,13 @@ class NarrowEngine(ActorCriticEngine):
         self._deferred_tick: int | None = None  # stored by the next update
 
     def _pack(self, net: Net) -> PackedWeights:
+        """Allocate the packed weights of a network."""
         dtype = torch.bfloat16 if self.shape.precision == "bf16" else torch.float32
         single = self._zeros(net.towers * net.single)
         return PackedWeights(single, self._zeros(max(1, net.towers * net.packed), dtype=dtype))
 
     def _layers(self, net: Net) -> SavedLayers:
+        """Allocate the saved operands of a network's backward pass."""
         dtype, rows = torch.bfloat16 if self.shape.precision == "bf16" else torch.float32, net.towers * self.shape.batch
         hidden = sum(layer.columns_pad for layer in net.layers[1:])
         grad_z = sum(layer.rows_pad for layer in net.layers)
@@ -123,7 +125,9 @@ class NarrowEngine(ActorCriticEngine):
     # LEARN
 
     def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch: update `number` of the iteration, after `ticks` of its ticks are stored."""
+        """Learn from one batch: update `number` of the iteration, after `ticks` of its ticks (vectorised steps) are
+        stored.
+        """
         if self._sampled != (ticks, number):
             self.sample(ticks, number)
         self._sampled = None
@@ -148,8 +152,8 @@ class NarrowEngine(ActorCriticEngine):
             )
 
     def evaluate(self, *, update_actor: bool = True) -> None:
-        """Run all networks on the batch, count optimizer steps, and store the deferred tick. `update_actor`: the actor
-        learns in this update.
+        """Run all networks on the batch, count the optimizers' steps, and store the tick that `store` deferred.
+        `update_actor`: the actor learns in this update.
         """
         shape, tick = self.shape, self._deferred_tick
         self._deferred_tick = None

@@ -34,20 +34,20 @@ from operant.kernels.ops.replay import store_tick
 
 @triton.jit
 def _load_tile(base_ptr, row, SPEC: tl.constexpr):
-    """Load rows of a tensor (B, columns)."""
+    """Load rows `row` of a tensor (B, columns), as a tile."""
     return tl.load(base_ptr + row[:, None] * SPEC.columns + tl.arange(0, SPEC.columns)[None, :])
 
 
 @triton.jit
 def _store_tile(base_ptr, row, x, SPEC: tl.constexpr):
-    """Store rows of a tensor (B, columns)."""
+    """Store a tile x to rows `row` of a tensor (B, columns)."""
     tl.store(base_ptr + row[:, None] * SPEC.columns + tl.arange(0, SPEC.columns)[None, :], x)
 
 
 @triton.jit
 def _save_layers(layers, row, hidden, gradients, tower, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Store each hidden layer's activations and, if `gradients` is not empty, those of its pre-activations, as
-    operands.
+    """Save each hidden layer's activations and, if `gradients` is not empty, the gradients of its pre-activations, as
+    operands in `layers`, a `SavedLayers`.
     """
     for k in tl.static_range(len(NET.layers) - 1):
         unit = tl.arange(0, NET.layers[k].rows_pad)[None, :]
@@ -62,8 +62,8 @@ def _save_layers(layers, row, hidden, gradients, tower, SPEC: tl.constexpr, NET:
 
 @triton.jit
 def _next_action(batch, actor, scratch, critic_optimizer, x, row, SPEC: tl.constexpr):
-    """Compute the action at the next observation, zero outside its columns: SAC samples it from the actor, TD3 adds
-    clipped noise to the target actor's action (Fujimoto, van Hoof & Meger 2018).
+    """Return the action at the next observation, (rows, columns), zero outside its columns: SAC samples it from the
+    actor, TD3 adds clipped noise to the target actor's action (Fujimoto, van Hoof & Meger 2018). x: the actor's input.
     """
     ACTOR: tl.constexpr = SPEC.actor
     noise = normal(batch.noise, row, 0, SPEC.batch, is_action(SPEC), SPEC)
@@ -85,7 +85,7 @@ def _next_action(batch, actor, scratch, critic_optimizer, x, row, SPEC: tl.const
 
 @triton.jit
 def _evaluate_target(batch, actor, target, scratch, critic_optimizer, row, tower, SPEC: tl.constexpr):
-    """Write Q' of one target critic (`tower`) at the next observation and action."""
+    """Write Q' of target critic number `tower` at the next observation and action, to `scratch.next_q`."""
     CRITIC: tl.constexpr = SPEC.critic
     x = _load_tile(batch.next_inputs, row, SPEC)
     single_ptr, packed_ptr = target.single + tower * SPEC.critic.single, target.packed + tower * SPEC.critic.packed
@@ -98,7 +98,7 @@ def _evaluate_target(batch, actor, target, scratch, critic_optimizer, row, tower
 
 @triton.jit
 def _evaluate_critic(batch, critic, scratch, layers, row, tower, SPEC: tl.constexpr):
-    """Write Q of one critic (`tower`) on the batch, its activations, and Q's gradients by its pre-activations."""
+    """Write Q of critic number `tower` on the batch, its activations, and the gradients of Q in its pre-activations."""
     CRITIC: tl.constexpr = SPEC.critic
     x = _load_tile(batch.inputs, row, SPEC)
     single_ptr, packed_ptr = critic.single + tower * SPEC.critic.single, critic.packed + tower * SPEC.critic.packed
@@ -111,7 +111,7 @@ def _evaluate_critic(batch, critic, scratch, layers, row, tower, SPEC: tl.conste
 
 @triton.jit
 def _evaluate_actor(batch, actor, scratch, layers, row, SPEC: tl.constexpr):
-    """Write the actor's actions on the batch, and the tensors that its backward pass reads."""
+    """Write the actor's actions at the batch's observations, and the tensors that its backward pass reads."""
     ACTOR: tl.constexpr = SPEC.actor
     x = _load_tile(batch.inputs, row, SPEC)
     trunk = load_trunk(actor.single, actor.packed, SPEC, ACTOR)
@@ -226,7 +226,7 @@ def action_gradient(batch, critic, scratch, SPEC: tl.constexpr, BLOCK_M: tl.cons
 
 @triton.jit
 def _min_q_gradient(scratch, row, SPEC: tl.constexpr):
-    """Load d min_c Q_c / da, (rows, columns): the gradient of the critic with the lowest value."""
+    """Return d min_c Q_c / da, (rows, columns): the gradient of the critic whose Q is lowest for a sample."""
     q = tl.load(scratch.actor_q + row)
     gradient = _load_tile(scratch.q_gradient, row, SPEC)
     for k in tl.static_range(SPEC.critic.towers - 1):

@@ -20,8 +20,8 @@ from operant.kernels.ops.linear import operand, product, round_to_tf32
 
 @triton.jit
 def load_weight(weight_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRELOAD: tl.constexpr):
-    """Load a packed weight (rows, columns) as the right operand (columns, rows); without PRELOAD return its pointer
-    instead.
+    """Load a packed weight (ROWS, COLUMNS) as a right operand, transposed to (COLUMNS, ROWS); without PRELOAD return
+    its pointer, and later functions load it where they multiply.
     """
     if PRELOAD:
         return tl.load(weight_ptr + tl.arange(0, ROWS)[None, :] * COLUMNS + tl.arange(0, COLUMNS)[:, None])
@@ -31,7 +31,7 @@ def load_weight(weight_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRELOAD: 
 
 @triton.jit
 def _halves(x):
-    """Split a tile's columns into a first and a second half."""
+    """Return the first and the second half of a tile's columns."""
     M: tl.constexpr = x.shape[0]
     N: tl.constexpr = x.shape[1] // 2
     return tl.split(tl.permute(tl.reshape(x, (M, 2, N)), (0, 2, 1)))
@@ -39,7 +39,7 @@ def _halves(x):
 
 @triton.jit
 def matmul_transposed(x, weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC: tl.constexpr):
-    """Compute x W^T; `weight` as `load_weight` returns it."""
+    """Return x W^T for a weight W (ROWS, COLUMNS), as in a forward pass; `weight` is as `load_weight` returned it."""
     if SPEC.preload:
         return product(x, weight, SPEC)
     else:
@@ -48,7 +48,7 @@ def matmul_transposed(x, weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC
 
 @triton.jit
 def matmul(x, weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC: tl.constexpr):
-    """Compute x W; `weight` as `load_weight` returns it."""
+    """Return x W for a weight W (ROWS, COLUMNS), as in a backward pass; `weight` is as `load_weight` returned it."""
     if SPEC.preload:
         return product(x, tl.trans(weight), SPEC)
     else:
@@ -57,13 +57,15 @@ def matmul(x, weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC: tl.conste
 
 @triton.jit
 def matmul_ptr(x, weight_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC: tl.constexpr):
-    """Compute x W with the packed weight (ROWS, COLUMNS) at a pointer."""
+    """Return x W for the packed weight W (ROWS, COLUMNS) at a pointer, loading it here."""
     return _matmul_ptr(x, weight_ptr, COLUMNS, ROWS, COLUMNS, 1, SPEC)
 
 
 @triton.jit
 def _matmul_slice(x, weight_ptr, N: tl.constexpr, STRIDE_K: tl.constexpr, STRIDE_N: tl.constexpr, SPEC: tl.constexpr):
-    """Multiply x (rows, K) by the matrix (K, N) at a pointer, in one product."""
+    """Return the product of x (rows, K) and the matrix (K, N) at a pointer, with strides STRIDE_K and STRIDE_N, in one
+    product.
+    """
     K: tl.constexpr = x.shape[1]
     return product(
         x, tl.load(weight_ptr + tl.arange(0, K)[:, None] * STRIDE_K + tl.arange(0, N)[None, :] * STRIDE_N), SPEC
@@ -80,7 +82,9 @@ def _matmul_ptr(
     STRIDE_N: tl.constexpr,
     SPEC: tl.constexpr,
 ):
-    """Multiply x (rows, K) by the matrix (K, N) at a pointer, in one, two or four products of up to SPEC.max_depth."""
+    """Return the product of x (rows, K) and the matrix (K, N) at a pointer, in one, two or four products of depth up to
+    SPEC.max_depth.
+    """
     if SPEC.max_depth >= K:
         return _matmul_slice(x, weight_ptr, N, STRIDE_K, STRIDE_N, SPEC)
     else:
@@ -105,13 +109,13 @@ def _matmul_ptr(
 
 @triton.jit
 def first_layer_product(x, weight, SPEC: tl.constexpr):
-    """Compute the product of the first layer, in tf32 at least: raw observations may be large and differ little."""
+    """Return the first layer's product x W^T, in tf32 at least: raw observations may be large and differ little."""
     return tl.dot(x, weight, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
 
 
 @triton.jit
 def first_layer_operand(x, SPEC: tl.constexpr):
-    """Cast the input of the first layer to the type of its product."""
+    """Cast the first layer's input x to the type of its product."""
     return x if SPEC.precision == "ieee" else round_to_tf32(x)
 
 
@@ -120,7 +124,9 @@ def first_layer_operand(x, SPEC: tl.constexpr):
 
 @triton.jit
 def load_trunk(single_ptr, packed_ptr, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Load the hidden layers of a tower: the first weight, the later weights (or their pointers), and all biases."""
+    """Load a tower's hidden layers: the first weight, the later weights (or their pointers), and all biases, as one
+    tuple. `single_ptr` and `packed_ptr`: the tower's `PackedWeights`.
+    """
     FIRST: tl.constexpr = NET.layers[0]
     first = tl.load(
         single_ptr
@@ -142,7 +148,9 @@ def load_trunk(single_ptr, packed_ptr, SPEC: tl.constexpr, NET: tl.constexpr):
 
 @triton.jit
 def forward_trunk(x, trunk, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Compute activations of each hidden layer, (rows, H) float32, from inputs x (rows, columns)."""
+    """Return the activations of each hidden layer, a tuple of (rows, H) float32, for inputs x (rows, columns). `trunk`
+    is as `load_trunk` returns it.
+    """
     first, weights, biases = trunk
     h = activate(first_layer_product(first_layer_operand(x, SPEC), first, SPEC) + biases[0][None, :], SPEC)
     hidden = (h,)
@@ -163,21 +171,23 @@ def forward_trunk(x, trunk, SPEC: tl.constexpr, NET: tl.constexpr):
 
 @triton.jit
 def load_value_head(single_ptr, NET: tl.constexpr):
-    """Load weight (H) and bias of a critic's head."""
+    """Load weight (H) and bias of a critic's output layer."""
     HEAD: tl.constexpr = NET.layers[-1]
     return tl.load(single_ptr + HEAD.packed + tl.arange(0, HEAD.columns_pad)), tl.load(single_ptr + HEAD.packed_bias)
 
 
 @triton.jit
 def q_value(h, head):
-    """Compute Q (rows) from the last hidden layer's activations; `head` as `load_value_head` returns it."""
+    """Return Q (rows) from the last hidden activations h (rows, H); `head` is as `load_value_head` returns it."""
     weight, bias = head
     return tl.sum(h * weight[None, :], axis=1) + bias
 
 
 @triton.jit
 def q_backward(hidden, trunk, head, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Compute gradients of Q by each hidden layer's pre-activations, (rows, H) each, first layer first."""
+    """Return the gradients of Q in each hidden layer's pre-activations, a tuple of (rows, H), first layer first.
+    `hidden` are the layers' activations.
+    """
     _first, weights, _biases = trunk
     weight, _bias = head
     grad_z = weight[None, :] * activation_gradient(hidden[len(NET.layers) - 2], SPEC)
@@ -196,8 +206,8 @@ def q_backward(hidden, trunk, head, SPEC: tl.constexpr, NET: tl.constexpr):
 
 @triton.jit
 def load_gaussian_head(single_ptr, packed_ptr, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Load weights of means and of raw standard deviations, (H, columns) each, and their biases, in the action's
-    columns.
+    """Load a Gaussian actor's output layer: weights of means and of raw standard deviations, (H, columns) each, and
+    their biases, in the action's columns.
     """
     HEAD: tl.constexpr = NET.layers[-1]
     column, unit = tl.arange(0, SPEC.columns), tl.arange(0, HEAD.columns_pad)
@@ -213,7 +223,9 @@ def load_gaussian_head(single_ptr, packed_ptr, SPEC: tl.constexpr, NET: tl.const
 
 @triton.jit
 def gaussian_outputs(h, head, SPEC: tl.constexpr):
-    """Compute means and raw standard deviations, (rows, columns), from the last hidden layer's activations."""
+    """Return means and raw standard deviations, (rows, columns), from the last hidden activations h; `head` is as
+    `load_gaussian_head` returns it.
+    """
     mean, raw, mean_bias, raw_bias = head
     x = operand(h, SPEC)
     return product(x, mean, SPEC) + mean_bias[None, :], product(x, raw, SPEC) + raw_bias[None, :]
@@ -221,7 +233,7 @@ def gaussian_outputs(h, head, SPEC: tl.constexpr):
 
 @triton.jit
 def load_mean_head(single_ptr, packed_ptr, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Load weight (H, columns) and bias of a deterministic actor's head."""
+    """Load weight (H, columns) and bias of a deterministic actor's output layer."""
     HEAD: tl.constexpr = NET.layers[-1]
     column, unit = tl.arange(0, SPEC.columns), tl.arange(0, HEAD.columns_pad)
     return tl.load(packed_ptr + HEAD.packed + column[None, :] * HEAD.columns_pad + unit[:, None]), tl.load(
@@ -231,6 +243,8 @@ def load_mean_head(single_ptr, packed_ptr, SPEC: tl.constexpr, NET: tl.constexpr
 
 @triton.jit
 def deterministic_action(h, head, SPEC: tl.constexpr):
-    """Compute tanh of the actor's outputs, (rows, columns); zero outside the action's columns."""
+    """Return tanh of a deterministic actor's outputs, (rows, columns), zero outside the action's columns; `head` is as
+    `load_mean_head` returns it.
+    """
     weight, bias = head
     return tl.where(is_action(SPEC), tanh(product(operand(h, SPEC), weight, SPEC) + bias[None, :], False), 0.0)

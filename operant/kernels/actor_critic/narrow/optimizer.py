@@ -38,7 +38,9 @@ def td_errors(batch, scratch, row, critic, alpha, SPEC: tl.constexpr):
 
 @triton.jit
 def _load_parameters(offset, mask, parameters, target, TARGET: tl.constexpr):
-    """Load a block's parameters, Adam's running averages, and with TARGET the target's parameters."""
+    """Load the parameters at `offset` with Adam's running averages and, with TARGET, the target's parameters: a tuple
+    (x, m, v, x').
+    """
     x = tl.load(parameters.vector + offset, mask=mask, other=0.0)
     m = tl.load(parameters.exp_avg + offset, mask=mask, other=0.0)
     v = tl.load(parameters.exp_avg_sq + offset, mask=mask, other=0.0)
@@ -48,7 +50,9 @@ def _load_parameters(offset, mask, parameters, target, TARGET: tl.constexpr):
 
 @triton.jit
 def _adam_block(offset, mask, grad, parameters, target, scalars, loaded, TARGET: tl.constexpr):
-    """Step a block's parameters and move their targets; returns both. `loaded` as `_load_parameters` returns it."""
+    """Take Adam's step of the parameters at `offset` and move their targets; return both as stored. `loaded` is as
+    `_load_parameters` returns it; `scalars`: skipped, learning rate, both bias corrections, epsilon, tau.
+    """
     x, m, v, x_target = loaded
     skipped, learning_rate, correction, root_correction, epsilon, tau = scalars
     stepped, m, v = adam(x, grad, m, v, learning_rate / correction, root_correction, epsilon)
@@ -65,9 +69,9 @@ def _adam_block(offset, mask, grad, parameters, target, scalars, loaded, TARGET:
 
 @triton.jit
 def _row_of(row, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr, IS_ACTOR: tl.constexpr):
-    """Map rows of a layer's packed weight to rows of its weight in the flat vector, and return the mask of those that
-    exist. A Gaussian actor's packed head has SPEC.columns rows of means, then as many of standard deviations, each at
-    its action's index in (observation, action).
+    """Return the rows of layer LAYER's weight in the flat vector for rows `row` of its packed copy, and the mask of
+    those that exist. A Gaussian actor's packed output layer has SPEC.columns rows of means, then as many of standard
+    deviations, each at its action's index in (observation, action).
     """
     SHAPE: tl.constexpr = NET.layers[LAYER]
     if IS_ACTOR and SHAPE.last:
@@ -116,8 +120,8 @@ def _step_block(
     IS_ACTOR: tl.constexpr,
     TARGET: tl.constexpr,
 ):
-    """Compute the gradient of one block of a layer's weight and step it. Parameters as `step`'s; `block`: index in the
-    layer.
+    """Compute the gradient of one block of layer LAYER's weight over the batch, and take its Adam step. `block`: index
+    in the layer; other parameters as in `step`.
     """
     SHAPE: tl.constexpr = NET.layers[LAYER]
     row, column, flat_row, row_mask = _rows_and_columns(block, SPEC, NET, LAYER, IS_ACTOR)
@@ -195,7 +199,9 @@ def _store_packed(
     LAYER: tl.constexpr,
     IS_ACTOR: tl.constexpr,
 ):
-    """Store a block's packed copy: a first weight in float32, a critic's head unrounded, others as operands."""
+    """Store a block's packed copies of weight and bias: a first weight in float32, a critic's output layer unrounded,
+    others as operands.
+    """
     SHAPE: tl.constexpr = NET.layers[LAYER]
     single_ptr = pack.single + tower * NET.single
     if SHAPE.first:
@@ -275,7 +281,9 @@ def step(
 
 @triton.jit
 def _critic_statistics(batch, scratch, temperature, alpha, SPEC: tl.constexpr):
-    """Compute the loss of the critics, mean Q, mean |Q - y|, and the norm of the critics' gradient."""
+    """Return the critics' loss, mean Q, mean |Q - y|, and the norm of the critics' gradient, over the batch; `alpha` is
+    the temperature.
+    """
     CHUNK: tl.constexpr = SPEC.chunk
     TOWERS: tl.constexpr = SPEC.critic.towers
     SQUARES: tl.constexpr = SPEC.squares
@@ -303,8 +311,6 @@ def _critic_statistics(batch, scratch, temperature, alpha, SPEC: tl.constexpr):
 def _finish_stochastic(batch, scratch, temperature, optimizer, SPEC: tl.constexpr, UPDATE_ACTOR: tl.constexpr):
     """Add an update's statistics to the totals and step the temperature, for SAC. Without UPDATE_ACTOR log pi is that
     of the actions at the next observations.
-
-    Without UPDATE_ACTOR log pi is that of the actions at the next observations.
     """
     CHUNK: tl.constexpr = SPEC.chunk
     entropy = tl.zeros((CHUNK,), tl.float32)
@@ -357,8 +363,8 @@ def _finish_deterministic(batch, scratch, temperature, SPEC: tl.constexpr, UPDAT
 
 @triton.jit
 def finish(batch, scratch, temperature, optimizer, SPEC: tl.constexpr, UPDATE_ACTOR: tl.constexpr):
-    """Record the statistics (and step the temperature) of an update whose last `step` launch has no program for them.
-    One program.
+    """Add an update's statistics to the totals, and step SAC's temperature, if the last `step` launch had no program
+    for it. One program.
 
     Parameters as `step`'s; `optimizer`: the actor's. UPDATE_ACTOR: the actor learned in this update.
     """
@@ -382,7 +388,7 @@ def _pack_block(
     LAYER: tl.constexpr,
     IS_ACTOR: tl.constexpr,
 ):
-    """Store the packed copy of one block of a layer's weight."""
+    """Store the packed copy of block number `block` of layer LAYER's weight."""
     SHAPE: tl.constexpr = NET.layers[LAYER]
     row, column, flat_row, row_mask = _rows_and_columns(block, SPEC, NET, LAYER, IS_ACTOR)
     mask = row_mask[:, None] & (column < SHAPE.columns)[None, :]
@@ -401,7 +407,9 @@ def _pack_block(
 
 @triton.jit
 def pack_network(parameters, pack, SPEC: tl.constexpr, NET: tl.constexpr, IS_ACTOR: tl.constexpr):
-    """Pack a network's parameters: `Parameters` to `PackedWeights`. Grid: (NET.programs, NET.towers)."""
+    """Copy a network's parameters to their packed form. Grid: (NET.programs, NET.towers). `parameters`: `Parameters`;
+    `pack`: `PackedWeights`.
+    """
     program, tower = tl.program_id(0), tl.program_id(1)
     for k in tl.static_range(len(NET.layers)):
         if (program >= NET.layers[k].program) & (program < NET.layers[k].program + NET.layers[k].programs):

@@ -97,8 +97,8 @@ def describe_net(
     *,
     packed_head: bool,
 ) -> Net:
-    """Lay out a network whose weights and biases begin at these offsets of its flat vector, the head's last.
-    `packed_head`: its head has a packed copy for matrix products.
+    """Lay out a network whose weights and biases begin at these offsets of its flat vector, those of the output layer
+    (`head` rows) last. `packed_head`: the output layer has a packed copy for matrix products.
     """
     rows, rows_pad = (*hidden, head), (*(padded(width) for width in hidden), head_pad)
     inputs_of, inputs_pad = (inputs, *hidden), (columns, *rows_pad[:-1])
@@ -135,7 +135,9 @@ def describe_net(
 def _net(
     flat: FlatVector, *sizes: int, hidden: tuple[int, ...], batch: int, head: int, head_pad: int, packed_head: bool
 ) -> Net:
-    """Lay out the network of a flat vector. `packed_head`: its head has a packed copy for matrix products."""
+    """Lay out the network of a flat vector, of `sizes` towers, inputs and padded inputs. `packed_head`: its output
+    layer has a packed copy for matrix products.
+    """
     offset_of = dict(zip(flat.names, flat.offsets, strict=True))
     layers = range(len(hidden) + 1)
     weights, biases = (tuple(offset_of[f"{name}.{k}"] for k in layers) for name in ("weights", "biases"))

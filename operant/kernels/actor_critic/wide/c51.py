@@ -32,8 +32,9 @@ THREE_ATOMS, FOUR_ATOMS = tl.constexpr(2 / 3), tl.constexpr(0.5)
 
 @triton.jit
 def _softmax_outputs(logits_ptr, row, parameters_ptr, tower, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Compute probabilities and their logarithms, (rows, atoms), from the products with both operands of a head,
-    (towers, B, 2 atoms). Padding atoms have probability 0.
+    """Return the atoms' probabilities and their logarithms, (rows, atoms), of critic number `tower` at samples `row`.
+    `logits_ptr` (towers, B, 2 atoms): products with both operands of the output layer. Padding atoms have probability
+    0.
     """
     atom = tl.arange(0, SPEC.atoms)
     mask = atom < NET.outputs
@@ -52,14 +53,14 @@ def _softmax_outputs(logits_ptr, row, parameters_ptr, tower, SPEC: tl.constexpr,
 
 @triton.jit
 def _load_support(support_ptr, NET: tl.constexpr, SPEC: tl.constexpr):
-    """Load the support's values, (1, atoms)."""
+    """Load the values of the support's atoms, (1, atoms)."""
     atom = tl.arange(0, SPEC.atoms)
     return tl.load(support_ptr + atom, mask=atom < NET.outputs, other=0.0)[None, :]
 
 
 @triton.jit
 def _project_near(rows_ptr, shift, discount, NEAR: tl.constexpr, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Compute the projected mass of each atom, (rows, atoms), if at most NEAR shifted atoms lie within one atom of it.
+    """Return the projected mass of each atom, (rows, atoms), if at most NEAR shifted atoms lie within one atom of it.
 
     `rows_ptr` (rows): pointers to each row's probabilities; atom i moves to position shift + discount i.
     """
@@ -286,11 +287,16 @@ class C51Engine(WideEngine):
             split[:, self.shape.atoms :][:, : net.outputs].copy_(head - split[:, : net.outputs])
 
     def _multiply_head(self, buffers: LayerBuffers, head: Tensor, logits: Tensor, towers: int) -> None:
-        """Write the products of the last activations with both operands of a head to `logits`."""
+        """Write the products of the last hidden activations with both operands of the output layer to `logits`, for the
+        first `towers` critics.
+        """
         if self._asked is None:
             self._product(buffers.hidden[-1][:towers], head[:towers].transpose(1, 2), logits[:towers])
 
     def _critic_gradient(self) -> None:
+        """Compute the gradient of the critics' loss in their last hidden layers' pre-activations, and in their output
+        layers.
+        """
         net, buffers, critics, task = self.shape.critic, self._critic_buffers, self._critics, self.task
         K, G, width, values = net.outputs, net.towers, net.layers[-1].width, critics.parameters.vector
         with self._overlapped(self._stream_a):
@@ -336,6 +342,9 @@ class C51Engine(WideEngine):
         self._backward_head(train=True, towers=G)
 
     def _min_q_gradient(self, towers: int) -> None:
+        """Compute the gradient of -min_c Q_c / B in the last hidden layers' pre-activations of the first `towers`
+        critics.
+        """
         self._multiply_head(self._critic_buffers, self._split_heads[0], self._logits, towers)
         self._launch_tiled(
             min_q_gradient,
@@ -360,8 +369,8 @@ class C51Engine(WideEngine):
         self.launch(kernel, grid, *arguments, SPEC=self.shape, BLOCK_M=rows, num_warps=warps, num_stages=1)
 
     def _backward_head(self, *, train: bool, towers: int) -> None:
-        """Backward pass of the head, from the logits to the last hidden layers' pre-activations. `train`: also the
-        gradient of its weight.
+        """Run the backward pass of the output layer, from the logits to the last hidden layers' pre-activations.
+        `train`: also compute the gradient of its weight.
         """
         grad_z = self._critic_buffers.grad_z
         if self._asked is None:

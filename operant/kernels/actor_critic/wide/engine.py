@@ -92,6 +92,7 @@ class WideEngine(WidePasses):
     def _trained(
         self, net: WideNet, parameters: Parameters, gradient: Tensor, optimizer_state: OptimizerState, terms: int
     ) -> TrainedNetwork:
+        """Return a network with its gradient, packed weights and workspace. `terms`: statistics per program."""
         G, size = net.towers, parameters.vector.numel()
         packed = torch.zeros_like(parameters.vector, dtype=self._dtype)
         # with a column of ones for the bias where the own kernel computes the gradient
@@ -111,18 +112,23 @@ class WideEngine(WidePasses):
         )
 
     def _target(self, net: WideNet, values: Tensor) -> TargetNetwork:
+        """Return a target network with its packed weights."""
         packed = torch.zeros_like(values, dtype=self._dtype)
         return TargetNetwork(values, packed, self._weights(net, packed))
 
     def _weights(self, net: WideNet, vector: Tensor) -> list[Tensor]:
-        """Weights (towers, width, inputs) of each layer in a vector of parameters: views, but for the first, whose copy
-        has padded columns.
+        """Return the weights (towers, width, inputs) of each layer in a vector of parameters: views, but for the first,
+        whose copy has padded columns.
         """
         first, G = net.layers[0], net.towers
         later = [vector[k.weight :][: G * k.width * k.inputs].view(G, k.width, k.inputs) for k in net.layers[1:]]
         return [torch.zeros(G, first.width, self.shape.columns, dtype=vector.dtype, device=self._device), *later]
 
     def _layer_buffers(self, net: WideNet, rows: int, backward_rows: int) -> LayerBuffers:
+        """Allocate the results of a network's forward pass over `rows` rows and of its backward pass over
+        `backward_rows`.
+        """
+
         def zeros(rows: int) -> list[Tensor]:
             return [
                 torch.zeros(net.towers, rows, layer.width, dtype=self._dtype, device=self._device)
@@ -135,7 +141,7 @@ class WideEngine(WidePasses):
         return LayerBuffers(pre_activations, hidden, moments, zeros(backward_rows), outputs)
 
     def _rows_of(self, buffers: LayerBuffers, first: int, last: int) -> LayerBuffers:
-        """Views of an actor's buffers for rows `first` to `last` of the forward pass."""
+        """Return views of an actor's buffers for rows `first` to `last` of the forward pass."""
         pre_activations, hidden = ([x[:, first:last] for x in part] for part in buffers[:2])
         moments = [x[:, first:last] if self.shape.layer_norm else x for x in buffers.moments]
         outputs = buffers.outputs[first:last] if self._top_has_outputs else hidden[-1]
@@ -199,7 +205,9 @@ class WideEngine(WidePasses):
     # LEARN
 
     def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch: update `number` of the iteration, after `ticks` of its ticks are stored."""
+        """Learn from one batch: update `number` of the iteration, after `ticks` of its ticks (vectorised steps) are
+        stored.
+        """
         if self._overlapped_update == number:
             self._join(self._update_stream)
         else:
@@ -268,7 +276,9 @@ class WideEngine(WidePasses):
             self._sampled = ticks, number
 
     def _finish(self, *, update_actor: bool) -> None:
-        """Record the statistics of the update, and step the temperature. `update_actor`: the actor learned in it."""
+        """Add the update's statistics to the totals, and step the temperature. `update_actor`: the actor learned in
+        it.
+        """
         self.launch(
             optimizer.finish,
             (1,),

@@ -23,7 +23,7 @@ STAGES = tl.constexpr(3)
 
 @triton.jit
 def _load_units(vector_ptr, unit, NET: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Load some units of a vector of the first layer, (1, BLOCK_N)."""
+    """Load the units `unit` of a vector of the first layer at `vector_ptr`, (1, BLOCK_N)."""
     if NET.layers[0].width % BLOCK_N == 0:
         return tl.load(vector_ptr + unit)[None, :]
     else:
@@ -34,7 +34,9 @@ def _load_units(vector_ptr, unit, NET: tl.constexpr, BLOCK_N: tl.constexpr):
 def _first_product(
     x, first_ptr, parameters_ptr, tower, unit, SPEC: tl.constexpr, NET: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """Compute W x and W x + b of some units, (rows, BLOCK_N); zero beyond the layer's width."""
+    """Return W x and W x + b of the first layer's units `unit`, (rows, BLOCK_N) each; zero beyond the layer's width.
+    `first_ptr`: its packed weight.
+    """
     column = tl.arange(0, SPEC.columns)
     weight_ptr = first_ptr + (tower * NET.layers[0].width + unit)[None, :] * SPEC.columns + column[:, None]
     if NET.layers[0].width % BLOCK_N == 0:
@@ -48,8 +50,8 @@ def _first_product(
 
 @triton.jit
 def _welford(mean, squares, z, inv_count):
-    """Take one step of Welford's algorithm, elementwise: mean and sum of squared deviations with one more value z;
-    `inv_count`: 1 / number of values, z included.
+    """Return mean and sum of squared deviations with one more value z, elementwise (Welford's algorithm); `inv_count`:
+    1 / number of values, z included.
     """
     deviation = z - mean
     new_mean = mean + deviation * inv_count
@@ -58,8 +60,8 @@ def _welford(mean, squares, z, inv_count):
 
 @triton.jit
 def _combine_moments(mean, squares, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Combine Welford's moments of every BLOCK_N-th unit, (rows, BLOCK_N), to mean and 1 / std of rows, (rows) (Chan,
-    Golub & LeVeque 1983): no large values are subtracted from each other.
+    """Return mean and 1 / std of each row, (rows), from Welford's moments of every BLOCK_N-th unit, (rows, BLOCK_N)
+    (Chan, Golub & LeVeque 1983): no large values are subtracted from each other.
     """
     count = WIDTH // BLOCK_N + tl.where(tl.arange(0, BLOCK_N) < WIDTH % BLOCK_N, 1.0, 0.0)[None, :]
     row_mean = tl.sum(mean * count, axis=1) / WIDTH
@@ -224,7 +226,7 @@ def first_layers(
 
 @triton.jit
 def _first_pre_activations(x_ptr, first_ptr, parameters_ptr, tower, row, unit, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Compute z = W x + b of some units of the first layer, (rows, units)."""
+    """Return pre-activations z = W x + b of the first layer's units `unit` at samples `row`, (rows, units)."""
     column = tl.arange(0, SPEC.columns)
     x = tl.load(x_ptr + row[:, None] * SPEC.columns + column[None, :])
     weight = tl.load(first_ptr + (tower * NET.layers[0].width + unit)[None, :] * SPEC.columns + column[:, None])

@@ -29,7 +29,9 @@ from operant.kernels.ops.replay import normalize_observation
 
 @triton.jit
 def _load_actor_head(parameters_ptr, first, p, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Load part p of A rows of the head from row `first` on, (part, columns), in the action's columns."""
+    """Load part p (of the last hidden layer's units) of A rows of the actor's output weight, from row `first` on,
+    (part, columns), in the action's columns.
+    """
     unit, unit_mask = wide.units(p, NET, LAYER)
     index = (tl.arange(0, SPEC.columns) - SPEC.observation)[None, :]
     mask = unit_mask[:, None] & (index >= 0) & (index < SPEC.action)
@@ -51,8 +53,8 @@ def _gaussian_outputs(
     NET: tl.constexpr,
     LAYER: tl.constexpr,
 ):
-    """Compute means and raw standard deviations, (rows, columns), from rows of the last hidden layer's activations;
-    with HAS_OUTPUTS `hidden_ptr` (rows, outputs) holds the outputs already.
+    """Return means and raw standard deviations, (rows, columns), from the last hidden activations `hidden_ptr` at rows
+    `row`; with HAS_OUTPUTS `hidden_ptr` (rows, outputs) holds the outputs already.
     """
     if HAS_OUTPUTS:
         offset = hidden_ptr + row[:, None] * NET.outputs + (tl.arange(0, SPEC.columns) - SPEC.observation)[None, :]
@@ -83,8 +85,8 @@ def _deterministic_action(
     NET: tl.constexpr,
     LAYER: tl.constexpr,
 ):
-    """Compute tanh of a deterministic actor's outputs, (rows, columns), zero outside the action's columns; parameters
-    as `_gaussian_outputs`'s.
+    """Return tanh of a deterministic actor's outputs, (rows, columns), zero outside the action's columns; the
+    parameters are those of `_gaussian_outputs`.
     """
     if HAS_OUTPUTS:
         offset = hidden_ptr + row[:, None] * NET.outputs + (tl.arange(0, SPEC.columns) - SPEC.observation)[None, :]
@@ -171,7 +173,7 @@ def sample_actions(
 
 @triton.jit
 def _saturated(action):
-    """Indicator of saturation: 1 where an action is saturated, else 0."""
+    """Return 1.0 where an action's absolute value is above 0.98, else 0.0, elementwise."""
     return tl.where(tl.abs(action) > SATURATED, 1.0, 0.0)
 
 
@@ -219,8 +221,8 @@ def actor_gradient(
     LAYER: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Compute the gradient of the actor's loss by its head and by its last hidden layer's pre-activations. Grid:
-    (NET.programs,).
+    """Compute the gradient of the actor's loss in its output layer and in its last hidden layer's pre-activations.
+    Grid: (NET.programs,).
 
     The loss is E[alpha log pi - min_c Q_c] for SAC, and E[-Q_1] for TD3.
 
@@ -318,8 +320,8 @@ def actor_gradient_unrolled(
     STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Compute the same as `actor_gradient` for actions of few values: loops over outputs instead of matrix products.
-    Same parameters.
+    """Compute what `actor_gradient` computes, for actions of few values: by loops over outputs instead of matrix
+    products. The parameters are the same.
     """
     program = tl.program_id(0)
     NET: tl.constexpr = SPEC.actor
@@ -445,8 +447,8 @@ def critic_gradient(
     STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Compute the gradient of the critics' loss, sum_c E[(Q_c - y)^2], by their heads and their last hidden layers'
-    pre-activations. Grid: (NET.programs, towers).
+    """Compute the gradient of the critics' loss, sum_c E[(Q_c - y)^2], in their output layers and in their last hidden
+    layers' pre-activations. Grid: (NET.programs, towers).
 
     y = r + discount (min_c Q'_c - alpha log pi), without the last term for TD3.
 

@@ -28,8 +28,8 @@ def activate_layer(
     LAYER: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Apply bias, layer normalization and activation after a library product. Grid: (programs, towers), each program
-    takes every programs-th tile.
+    """Apply bias, layer normalization and activation to a hidden layer's product, which the library computed. Grid:
+    (programs, towers); each program takes every programs-th tile.
 
     | parameter      | shape                 | meaning                                                          |
     |----------------|-----------------------|------------------------------------------------------------------|
@@ -70,8 +70,8 @@ def hidden_layer(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Compute a hidden layer: product with bias, layer normalization and activation. Grid: (rows / BLOCK_M, towers), a
-    tile of whole rows a program.
+    """Compute a hidden layer's activations: product, bias, layer normalization, activation. Grid: (rows / BLOCK_M,
+    towers), a tile of whole rows a program.
 
     | parameter      | shape                    | meaning                                                     |
     |----------------|--------------------------|-------------------------------------------------------------|
@@ -133,8 +133,8 @@ def backward_layer(
     TRAIN: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Backward pass of a hidden layer's activation and layer normalization. Grid: (programs, towers), each program
-    takes every programs-th tile.
+    """Replace the gradient in a hidden layer's activations by that in its pre-activations. Grid: (programs, towers);
+    each program takes every programs-th tile.
 
     | parameter      | shape                 | meaning                                                                |
     |----------------|-----------------------|------------------------------------------------------------------------|
@@ -210,7 +210,7 @@ def input_gradient(
 
 @triton.jit
 def q_values(hidden_ptr, parameters_ptr, q_ptr, SPEC: tl.constexpr, LAYER: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Compute Q of each critic from its last activations. Grid: (B / BLOCK_M, towers).
+    """Write Q of each critic from its last hidden activations. Grid: (B / BLOCK_M, towers).
 
     | parameter      | shape              | meaning                 |
     |----------------|--------------------|-------------------------|
@@ -238,8 +238,8 @@ def reduce(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Sum partial sums to the gradients of all vectors (biases, gains, shifts, the head). Grid: (vectors, towers,
-    cdiv(pad, BLOCK_N)).
+    """Sum partial sums to the gradients of all vectors (biases, gains, shifts, the output layer). Grid: (vectors,
+    towers, cdiv(pad, BLOCK_N)).
 
     | parameter    | shape                            | meaning                                                |
     |--------------|----------------------------------|--------------------------------------------------------|

@@ -13,8 +13,8 @@ from operant.kernels.ops.adam import adam
 
 @triton.jit
 def count(actor_optimizer, critic_optimizer, temperature, SPEC: tl.constexpr, UPDATE_ACTOR: tl.constexpr):
-    """Count the steps of the critics' optimizer, of the temperature's and, with UPDATE_ACTOR, of the actor's. One
-    program. Parameters: `OptimizerState` twice and `Temperature`.
+    """Count the step of the critics' optimizer, of the temperature's if it is learned and, with UPDATE_ACTOR, of the
+    actor's. One program. The optimizers are `OptimizerState`s, `temperature` a `Temperature`.
     """
     if UPDATE_ACTOR:
         count_step(actor_optimizer)
@@ -25,8 +25,8 @@ def count(actor_optimizer, critic_optimizer, temperature, SPEC: tl.constexpr, UP
 
 @triton.jit
 def _store_first_weight(first_ptr, offset, x, mask, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Store those parameters `x` at `offset` of a flat vector that belong to the first weight into its copy with padded
-    columns, `first_ptr` (towers, width, columns).
+    """Store those parameters `x` (at `offset` of a flat vector) that belong to the first weight into its copy with
+    padded columns, `first_ptr` (towers, width, columns).
     """
     INPUTS: tl.constexpr = NET.layers[0].inputs
     index = offset - NET.layers[0].weight
@@ -36,8 +36,8 @@ def _store_first_weight(first_ptr, offset, x, mask, SPEC: tl.constexpr, NET: tl.
 
 @triton.jit
 def _store_split_head(head_ptr, offset, x, mask, SPEC: tl.constexpr, NET: tl.constexpr):
-    """Store those parameters `x` at `offset` of a flat vector that belong to the head's weight as the sum of two
-    operands, `head_ptr` (towers, 2 atoms, width): rounded value and rest.
+    """Store those parameters `x` (at `offset` of a flat vector) that belong to the output layer's weight as the sum of
+    two operands, `head_ptr` (towers, 2 atoms, width): rounded value and rest.
     """
     SIZE: tl.constexpr = NET.outputs * NET.layers[-1].width
     index = offset - NET.head_weight
@@ -122,7 +122,7 @@ def step(
 
 @triton.jit
 def _strided_sums(x_ptr, COUNT: tl.constexpr):
-    """Add up COUNT values to 4,096 sums, value k into sum k mod 4096."""
+    """Return 4,096 sums of `x_ptr` (COUNT): value k is added to sum k mod 4096."""
     index = tl.arange(0, 4096)
     total = tl.zeros((4096,), tl.float32)
     for start in range(0, COUNT, 4096):

@@ -22,20 +22,24 @@ from operant.kernels.ops.linear import operand, zeros
 
 @triton.jit
 def dot(a, b, SPEC: tl.constexpr):
-    """Compute a b in float32; float32 operands are multiplied in tf32 at least."""
+    """Return a b in float32; float32 operands are multiplied in tf32 at least."""
     return tl.dot(a, b, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
 
 
 @triton.jit
 def units(p, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Indices of the units of part p, and their mask: the last part may exceed the layer."""
+    """Return the indices of the units of part p of a row, (part), and their mask: the last part may exceed the
+    layer.
+    """
     unit = NET.layers[LAYER].starts[p] + tl.arange(0, NET.layers[LAYER].parts[p])
     return unit, unit < NET.layers[LAYER].width
 
 
 @triton.jit
 def load_vector(parameters_ptr, offset, tower, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Load a vector of a layer's parameters (towers, width) at an offset, as parts (1, part)."""
+    """Load a vector (towers, width) of a layer's parameters, at `offset` of the flat vector, for one tower: a tuple of
+    parts (1, part).
+    """
     vector = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         vector = vector + (load_part(parameters_ptr, offset, tower, p, NET, LAYER),)
@@ -44,14 +48,16 @@ def load_vector(parameters_ptr, offset, tower, NET: tl.constexpr, LAYER: tl.cons
 
 @triton.jit
 def load_part(parameters_ptr, offset, tower, p, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Load part p of a vector of a layer's parameters, (1, part)."""
+    """Load part p of a vector of a layer's parameters, at `offset` of the flat vector, for one tower, (1, part)."""
     unit, mask = units(p, NET, LAYER)
     return tl.load(parameters_ptr + offset + tower * NET.layers[LAYER].width + unit, mask=mask, other=0.0)[None, :]
 
 
 @triton.jit
 def load_layer(parameters_ptr, tower, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Load a layer's bias, and the gain and shift of its layer normalization (placeholders without it)."""
+    """Load a layer's bias, and the gain and shift of its layer normalization, each a tuple of parts (1, part). Without
+    layer normalization gain and shift are placeholders (the bias).
+    """
     bias = load_vector(parameters_ptr, NET.layers[LAYER].bias, tower, NET, LAYER)
     if SPEC.layer_norm:
         return (
@@ -65,7 +71,7 @@ def load_layer(parameters_ptr, tower, SPEC: tl.constexpr, NET: tl.constexpr, LAY
 
 @triton.jit
 def load_rows(base_ptr, row, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Load rows of a tensor (rows, width) as float32."""
+    """Load rows `row` of a tensor (rows, width) as float32: a tuple of parts (rows, part)."""
     x = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         unit, mask = units(p, NET, LAYER)
@@ -79,7 +85,7 @@ def load_rows(base_ptr, row, NET: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def store_rows(base_ptr, row, x, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Store rows of a tensor (rows, width) as operands."""
+    """Store rows x, a tuple of parts (rows, part), to rows `row` of a tensor (rows, width), as operands."""
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         unit, mask = units(p, NET, LAYER)
         offset = base_ptr + row[:, None] * NET.layers[LAYER].width + unit[None, :]
@@ -91,7 +97,9 @@ def store_rows(base_ptr, row, x, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: t
 
 @triton.jit
 def row_sum(x, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Sum each row over the layer's units, (rows); parts of equal size are added before they are summed."""
+    """Return the sum of each row of x over the layer's units, (rows); parts of equal size are added before they are
+    summed.
+    """
     PARTS: tl.constexpr = NET.layers[LAYER].parts
     equal = x[0]
     for p in tl.static_range(1, len(PARTS)):
@@ -106,7 +114,7 @@ def row_sum(x, NET: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def row_dot(x, vector, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Compute the dot product of each row with a vector, (rows)."""
+    """Return the dot product of each row of x with a vector, (rows); both are tuples of parts."""
     products = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         products = products + (x[p] * vector[p],)
@@ -115,7 +123,7 @@ def row_dot(x, vector, NET: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def outer(x, vector, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Compute the outer product of x (rows) with a vector, as rows."""
+    """Return the outer product of x (rows) with a vector (a tuple of parts), as a tuple of parts (rows, part)."""
     product = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         product = product + (x[:, None] * vector[p],)
@@ -127,7 +135,7 @@ def outer(x, vector, NET: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def add_bias(z, layer, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Compute pre-activations z + b as rows."""
+    """Return pre-activations z + b as a tuple of parts (rows, part)."""
     biased = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         biased = biased + (z[p] + layer[0][p],)
@@ -136,8 +144,8 @@ def add_bias(z, layer, NET: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def mean_and_inv_std(z, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Compute mean and 1 / std of each row of pre-activations, (rows); without layer normalization return
-    placeholders.
+    """Return mean and 1 / std of each row of pre-activations z, (rows) each; placeholders without layer
+    normalization.
     """
     mean = row_sum(z, NET, LAYER) / NET.layers[LAYER].width
     if SPEC.layer_norm:
@@ -152,7 +160,7 @@ def mean_and_inv_std(z, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constex
 
 @triton.jit
 def _centre(z, mean, p, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Compute z - mean of part p, zero beyond the layer's width."""
+    """Return z - mean for part p of the rows, zero beyond the layer's width."""
     return (
         z - mean[:, None]
         if NET.layers[LAYER].width % 16 == 0
@@ -162,7 +170,7 @@ def _centre(z, mean, p, NET: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def activate_part(z, mean, inv_std, gain, shift, p, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Compute part p of activations h = f(y); y = gain x_hat + shift; x_hat = (z - mean) / std. Without layer
+    """Return part p of activations h = f(y), of y = gain x_hat + shift, and of x_hat = (z - mean) / std. Without layer
     normalization y and x_hat are z.
     """
     if SPEC.layer_norm:
@@ -175,7 +183,9 @@ def activate_part(z, mean, inv_std, gain, shift, p, SPEC: tl.constexpr, NET: tl.
 
 @triton.jit
 def activate_rows(z, mean, inv_std, layer, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Compute h, y and x_hat as rows, from pre-activations with bias; and 1 / std (rows)."""
+    """Return h, y and x_hat as tuples of parts, and 1 / std (rows), from pre-activations z with bias (see
+    `activate_part`).
+    """
     h, y, x_hat = (), (), ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         part = activate_part(z[p], mean, inv_std, layer[1][p], layer[2][p], p, SPEC, NET, LAYER)
@@ -185,8 +195,8 @@ def activate_rows(z, mean, inv_std, layer, SPEC: tl.constexpr, NET: tl.constexpr
 
 @triton.jit
 def load_activations(z_ptr, moments_ptr, row, layer, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Load h, y, x_hat and 1 / std of rows that a forward pass saved: `z_ptr` as SAVE stores it, `moments_ptr` (rows,
-    2).
+    """Return h, y, x_hat and 1 / std of rows `row` from the tensors that a forward pass saved: `z_ptr`
+    (pre-activations, or x_hat with layer normalization) and `moments_ptr` (rows, 2).
     """
     x = load_rows(z_ptr, row, NET, LAYER)
     h, y = (), ()
@@ -224,7 +234,8 @@ def store_hidden_layer(
     SAVE: tl.constexpr,
     OUTPUT: tl.constexpr,
 ):
-    """Finish a hidden layer's product: bias, layer normalization, activation, and the stores.
+    """Finish a hidden layer's product: add the bias, apply layer normalization and activation, and store what SAVE and
+    OUTPUT ask for.
 
     `accumulators`: the product as rows, for the consecutive rows `row` from `first_row`. Others as
     `layers.hidden_layer`'s.
@@ -267,8 +278,8 @@ def store_hidden_layer(
 
 @triton.jit
 def layer_backward(grad_h, saved, layer, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Compute gradients by pre-activations z and by y, as rows, from that by activations; `saved` as `activate_rows`
-    returns it.
+    """Return the gradients in pre-activations z and in y, as tuples of parts, from that in activations, `grad_h`;
+    `saved` is as `activate_rows` returns it.
     """
     PARTS: tl.constexpr = NET.layers[LAYER].parts
     h, y, x_hat, inv_std = saved
@@ -301,7 +312,7 @@ def layer_backward(grad_h, saved, layer, SPEC: tl.constexpr, NET: tl.constexpr, 
 
 @triton.jit
 def zero_rows(BLOCK_M: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Make BLOCK_M rows of zeros."""
+    """Return BLOCK_M rows of zeros, a tuple of parts (BLOCK_M, part)."""
     x = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         x = x + (zeros(BLOCK_M, NET.layers[LAYER].parts[p]),)
@@ -310,7 +321,7 @@ def zero_rows(BLOCK_M: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def add_rows(total, x, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Compute total + x, elementwise as rows."""
+    """Return total + x, elementwise; both are tuples of parts."""
     result = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         result = result + (total[p] + x[p],)
@@ -319,7 +330,7 @@ def add_rows(total, x, NET: tl.constexpr, LAYER: tl.constexpr):
 
 @triton.jit
 def add_product_rows(total, x, y, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Compute total + x y, elementwise as rows."""
+    """Return total + x y, elementwise; all are tuples of parts."""
     result = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         result = result + (total[p] + x[p] * y[p],)
@@ -350,7 +361,7 @@ def add_layer_sums(sums, grad_z, grad_y, saved, SPEC: tl.constexpr, NET: tl.cons
 
 @triton.jit
 def store_column_sum(partials_ptr, program, tower, vector, x, NET: tl.constexpr, LAYER: tl.constexpr):
-    """Store the sum over rows of x as one of the layer's vectors in a program's row of partial sums."""
+    """Store the sum over the rows of x as vector number `vector` of the layer, in a program's row of partial sums."""
     offset = ((program * NET.towers + tower) * NET.vectors + NET.layers[LAYER].partial + vector) * NET.pad
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
         tl.store(

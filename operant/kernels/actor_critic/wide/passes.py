@@ -398,13 +398,13 @@ class WidePasses(ActorCriticEngine):
     # PRODUCTS AND STREAMS
 
     def _product(self, a: Tensor, b: Tensor, out: Tensor) -> None:
-        """Write a b in float32 to `out`."""
+        """Write the matrix product a b in float32 to `out`."""
         torch.bmm(a, b, out=out, **({} if a.dtype == out.dtype else {"out_dtype": out.dtype}))
 
     @contextlib.contextmanager
     def _overlapped(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
-        """Context that launches on another stream (None: the current one), concurrently with later launches until
-        `_join`.
+        """Return a context that launches on another stream (None: the current one), concurrently with later launches
+        until `_join`.
         """
         if stream is None or self._asked is not None or not OVERLAP:
             yield
@@ -414,13 +414,13 @@ class WidePasses(ActorCriticEngine):
             yield
 
     def _join(self, stream: torch.cuda.Stream | None) -> None:
-        """Wait, on the current stream, for all launches of a stream."""
+        """Make the current stream wait for all launches of another stream."""
         if stream is not None and self._asked is None and OVERLAP:
             torch.cuda.current_stream(self._device).wait_stream(stream)
 
     @staticmethod
     def _first_weight(net: WideNet, vector: Tensor) -> Tensor:
-        """View of the first weight in a vector of parameters, (towers, width, inputs)."""
+        """Return a view of the first weight in a vector of parameters, (towers, width, inputs)."""
         first = net.layers[0]
         return vector[first.weight :][: net.towers * first.width * first.inputs].view(
             net.towers, first.width, first.inputs
@@ -428,8 +428,8 @@ class WidePasses(ActorCriticEngine):
 
 
 def descriptors(*matrices: tuple[Tensor, int, int]) -> tuple[TensorDescriptor, ...]:
-    """Make descriptors of tensors (towers, rows, columns) as matrices (towers x rows, columns), each given with its
-    block's rows and columns.
+    """Return tensor descriptors of tensors (towers, rows, columns), as matrices (towers x rows, columns), each given
+    with its block's rows and columns.
     """
     return tuple(
         TensorDescriptor.from_tensor(matrix.flatten(0, 1), [rows, columns]) for matrix, rows, columns in matrices

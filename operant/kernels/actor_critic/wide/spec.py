@@ -99,7 +99,9 @@ class WideSpec(ActorCriticSpec):
 
 
 def _parts(width: int) -> tuple[int, ...]:
-    """Split a multiple of 16 into powers of two up to MAX_PART: few equal ones if possible, else largest first."""
+    """Return the powers of two, up to MAX_PART, into which a width (a multiple of 16) is split: few equal ones if
+    possible, else largest first.
+    """
     size = min(MAX_PART, width & -width)
     if width <= MAX_EQUAL_PARTS * size:
         return (size,) * (width // size)
@@ -117,8 +119,8 @@ def describe_net(
     *,
     separate_head: bool = False,
 ) -> WideNet:
-    """Lay out the network of a flat vector. `separate_head`: the gradient of its head is computed without
-    partial sums.
+    """Lay out the network of a flat vector. `outputs`: of a tower; `tiles`: of a batch; `separate_head`: the gradient
+    of its output layer is computed without partial sums.
     """
     offset_of = dict(zip(flat.names, flat.offsets, strict=True))
     layers, partial = list[WideLayer](), 0
@@ -174,8 +176,8 @@ def describe(task: ActorCriticTask, precision: str) -> WideSpec:
 
 
 def layer_tile(shape: WideSpec, net: WideNet, k: int, rows: int, max_shared: int) -> tuple[int, int] | None:
-    """Tile (BLOCK_M, BLOCK_K) of a program of whole rows of hidden layer k, or None if the library's product is faster.
-    `max_shared`: bytes of shared memory that a program may take.
+    """Return the tile (BLOCK_M, BLOCK_K) of a program of whole rows of hidden layer k, or None if the library's product
+    is faster. `rows` are multiplied; `max_shared`: bytes of shared memory that a program may take.
     """
     layer, half = net.layers[k], shape.precision == "bf16"
     if layer.width % 16 or layer.inputs % 16 or len(set(layer.parts)) > 1:
@@ -195,8 +197,8 @@ def layer_tile(shape: WideSpec, net: WideNet, k: int, rows: int, max_shared: int
 
 
 def backward_tile(shape: WideSpec, net: WideNet) -> tuple[int, int, int] | None:
-    """Tile (BLOCK_M, BLOCK_N, BLOCK_K) of `first_backward`, or None if the library's product and a pass after it are
-    faster, as with layer normalization.
+    """Return the tile (BLOCK_M, BLOCK_N, BLOCK_K) of `first_backward`, or None if the library's product and a pass
+    after it are faster, as with layer normalization.
     """
     first, second, *_ = net.layers
     block_m = min(FIRST_TILE, shape.batch & -shape.batch)
@@ -211,7 +213,7 @@ def backward_tile(shape: WideSpec, net: WideNet) -> tuple[int, int, int] | None:
 
 
 def gradient_tile(shape: WideSpec, net: WideNet) -> tuple[int, int] | None:
-    """Tile (BLOCK_M, BLOCK_N) of `first_gradient`, or None if the library's product is faster."""
+    """Return the tile (BLOCK_M, BLOCK_N) of `first_gradient`, or None if the library's product is faster."""
     width, part = net.layers[0].width, shape.batch // shape.parts
     block_n = min(FIRST_TILE, width & -width)
     return (
@@ -222,7 +224,9 @@ def gradient_tile(shape: WideSpec, net: WideNet) -> tuple[int, int] | None:
 
 
 def backward_grid(net: WideNet, block_n: int) -> tuple[int, int]:
-    """Number of programs of `first_backward` over the first layer's units, and number of unit tiles of each program."""
+    """Return the number of programs of `first_backward` over the first layer's units, and the number of unit tiles of
+    each program; `block_n`: units of a tile.
+    """
     tiles = net.layers[0].width // block_n
     return (tiles // BACKWARD_TILES, BACKWARD_TILES) if tiles % BACKWARD_TILES == 0 else (tiles, 1)
 
