@@ -9,9 +9,11 @@ import pytest
 import torch
 from numpy import float32
 
+from operant import envs
 from operant.algos.ppo import PPO
 from operant.compute.rng import integer, uniform
 from operant.envs import Box, Discrete, Env, IntState, MultiDiscrete, device, with_pixels
+from operant.envs.physics import PhysicsEnv
 from operant.nn import mlp
 from operant.worlds.device_world import DeviceWorld
 
@@ -29,6 +31,12 @@ RARELY = {
 """Environments that are built as others are, by the same helpers: what is compiled for every environment is compiled
 for these in the long versions alone.
 """
+
+
+PHYSICS = [name for name in envs.names() if isinstance(envs.find(name), PhysicsEnv)]
+"""Environments on a robot's model, which take ten seconds and more to compile each, and need `mujoco`."""
+
+ORDINARY = [name for name in envs.names() if name not in PHYSICS]
 
 
 def by_name(names: Any, plain: Any = None) -> list[Any]:

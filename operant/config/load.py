@@ -219,7 +219,7 @@ def check(raw: RawConfig, *, folder: Path | None = None, trusted: bool = False) 
         params = environment and environment.Params()
     else:
         params = resolve.params(raw, environment, known)
-        environment = resolve.observed(raw, environment, env)
+        environment = resolve.observed(raw, resolve.configured(raw, environment, params), params, env)
     checked = {name: _section(raw, name, model, known) for name, model in models.items() if model and name != "env"}
     kind = resolve.network_kind(raw, folder, mlp.KINDS)
     _conflicts(raw, bound, env, checked)

@@ -211,16 +211,25 @@ def refuse_outside_keys(raw: RawConfig, defaults: Mapping[str, Any], once: Seque
             )
 
 
-def observed(raw: RawConfig, env: Any, section: Any) -> Any:
-    """Return the environment wrapped to observe images (`env.pixels`, `env.flicker`) if `section`, the model of
-    `[env]`, asks for them. Adds a problem if it cannot draw images.
+def configured(raw: RawConfig, env: Any, params: Any) -> Any:
+    """Return the environment configured for `params`. One that is built on first use looks for its model beside the
+    configuration of a run, or of its checkpoint.
     """
-    if env is None or section is None:
+    if env is None or params is None:
+        return env
+    places = [] if raw.source is None else [raw.source.parent, raw.source.parent.parent.parent]
+    return env.configured(params, tuple(place / "source" for place in places))
+
+
+def observed(raw: RawConfig, env: Any, params: Any, section: Any) -> Any:
+    """Return the environment wrapped to observe images (`env.pixels`, `env.flicker`) if `section`, the model of
+    `[env]`, asks for them. Adds a problem if it cannot draw images. `params` are the environment's.
+    """
+    if env is None or params is None or section is None:
         return env
     try:
-        return envs.with_flicker(
-            env if section.pixels is None else envs.with_pixels(env, section.pixels), section.flicker
-        )
+        env = env if section.pixels is None else envs.with_pixels(env, section.pixels)
+        return envs.with_flicker(env.ready(params), section.flicker) if section.flicker else env
     except OperantError as error:
         raw.problem(raw.location(("env", "pixels")), f"env.pixels: {error}")
         return env

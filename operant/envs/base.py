@@ -57,7 +57,9 @@ Optional features
 - **Pixels**: `pixel_shader(s, p, x, y) -> (r, g, b)`, each in [0, 1], returns the colour of the point (x, y) in [0,
   1)^2, x to the right, y down. It runs once per pixel, for a viewer or for an agent that learns from pixels
   (`env.pixels = 64`). With int state the signature is `pixel_shader(s, ints, p, x, y)`. It has no workspace and changes
-  nothing, because the pixels of a lane are shaded in parallel.
+  nothing, because the pixels of a lane are shaded in parallel. What all pixels of a lane share, such as the places of a
+  body's limbs: `Env(..., picture=k, arrange=arrange)` with `arrange(s, p, picture)`, which writes k float32 once per
+  picture; the signature is then `pixel_shader(s, picture, p, x, y)`. (Not with int state.)
 - **Byte observations**: `observation=Box(n, dtype="uint8")`; `observe` then writes integers, which stay bytes until the
   network reads them. Bytes that are categorical features with k categories (such as pieces on a board): `Box(n,
   dtype="uint8", high=k - 1, categories=k)`, read one-hot. A mix of categorical and numeric features: `categories=(31,
@@ -82,6 +84,8 @@ Optional features
 - **Several frames per step, or a scripted opponent**: a loop, or the opponent's move, inside `step`.
 - **Recurrent policies and several GPUs** require nothing of an environment: lanes are numbered globally, so a lane's
   random numbers do not depend on the device that runs it.
+- **Robots**: `operant.envs.physics.physics_env` makes an environment from an MJCF file and functions over its named
+  fields.
 - **Parameters per lane** (later): `p` is already passed to every call; no function may assume that two lanes share it.
 '''
 
@@ -90,6 +94,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from operant.errors import OperantError
@@ -190,9 +195,12 @@ class Env(_Declared):
     step: Callable[..., Any]
     observe: Callable[..., Any]
     pixel_shader: Callable[..., Any] | None = None
+    picture: int = 0  # numbers per lane that `arrange` writes before its pixels are shaded
+    arrange: Callable[..., Any] | None = None
     legal: Callable[..., Any] | None = None
     int_state: IntState | None = None
     workspace: int = 0
+    stack_bytes: int = 0  # of local arrays in a thread; a GPU reserves them for all threads that it can run
     observation_shards: int = 0  # shards of `observe` and `legal`; 0: these take no `shard`
     pixels: int = 0  # side of the observed pictures, 0 for observations by `observe`: see `with_pixels`
     tally: tuple[str, ...] = ()
@@ -203,6 +211,18 @@ class Env(_Declared):
     # least and greatest value by parameter; None: unbounded
     ranges: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict, compare=False)
     name: str = field(default="", compare=False)
+
+    def configured(self, params: Any, models: tuple[Path, ...] = ()) -> Env:
+        """Copy of this environment for `params`, whose spaces are known: this one. An environment that is built on
+        first use overrides it; `models` are folders of what it may have built before.
+        """
+        return self
+
+    def ready(self, params: Any = None) -> Env:
+        """Copy of this environment for `params` (None: defaults) whose functions can be compiled: this one. An
+        environment that is built on first use overrides it.
+        """
+        return self
 
     @property
     def draws(self) -> bool:

@@ -40,6 +40,14 @@ def declaration_problems(env: Env) -> list[str]:
         problems.append(f"int_state is {ints!r}: IntState(n, dtype), n at least 1, of int8, uint8, int16 or int32")
     if not isinstance(env.workspace, int) or env.workspace < 0:
         problems.append(f"workspace is {env.workspace!r}: a whole number, 0 or more")
+    if (
+        not isinstance(env.picture, int)
+        or (env.picture > 0) != (env.arrange is not None)
+        or (env.picture and (env.int_state is not None or env.workspace))
+    ):
+        problems.append(
+            f"picture is {env.picture!r}: numbers that `arrange` writes, and not with int_state or workspace"
+        )
     if not isinstance(env.observation_shards, int) or env.observation_shards < 0:
         problems.append(f"observation_shards is {env.observation_shards!r}: a whole number, 0 or more")
     if not isinstance(env.tally, tuple) or not all(isinstance(name, str) for name in env.tally):
@@ -136,13 +144,14 @@ def _function_problems(env: Env) -> Iterator[str]:
     wanted = {
         "reset": f"s, {grid}p, key",
         "step": f"s, {grid}action, p, key, tally",
-        "pixel_shader": f"s, {shared}p, x, y",
+        "pixel_shader": f"s, {'picture, ' if env.picture else shared}p, x, y",
+        "arrange": "s, p, picture",
     }
     for name, out in (("observe", "obs"), ("legal", "mask")):
         wanted[name] = f"s, {shared}{out}, p, shard" if env.observation_shards else f"s, {grid}{out}, p"
     for name, arguments in wanted.items():
         function = getattr(env, name)
-        if function is None and name in ("pixel_shader", "legal"):
+        if function is None and name in ("pixel_shader", "legal", "arrange"):
             continue
         if not isinstance(function, Dispatcher):
             yield f"`{name}` is not a device function: write @device above it"

@@ -150,7 +150,7 @@ def _pixel_shader(env: Env) -> Any:
     shade: Any = env.pixel_shader
     row, black = env.fields, (float32(0.0), float32(0.0), float32(0.0))
 
-    if env.int_state is not None:
+    if env.int_state is not None or env.picture:  # `ints` is then the picture's column
 
         @device
         def pixel_shader(s, ints, p, x, y):

@@ -216,6 +216,7 @@ def check(
 
     Ends early at a failure that later findings would only repeat.
     """
+    env = env.ready()
     yield (finding := quick_check.check_declaration(env))
     if not finding.passed:
         return

@@ -116,7 +116,17 @@ def estimate(config: Config, *, updates: bool = True) -> Footprint:
         return _measure(config, config.lanes, updates)
     one, two = _measure(config, small, updates), _measure(config, 2 * small, updates)
     factor = config.lanes / small
-    return Footprint(*(round(a + (factor - 1) * (b - a)) for a, b in zip(one, two, strict=True)))
+    whole = Footprint(*(round(a + (factor - 1) * (b - a)) for a, b in zip(one, two, strict=True)))
+    return whole._replace(fixed_bytes=whole.fixed_bytes + _stack_bytes(config))
+
+
+def _stack_bytes(config: Config) -> int:
+    """Bytes that a GPU reserves for the local arrays of an environment's step: of every thread that it can run."""
+    if not torch.cuda.is_available():
+        return 0
+    card = torch.cuda.get_device_properties(torch.cuda.current_device())
+    threads = card.multi_processor_count * card.max_threads_per_multi_processor
+    return int(config.environment.ready(config.params).stack_bytes * threads)
 
 
 def _measure(config: Config, lanes: int, updates: bool = True) -> Footprint:

@@ -67,6 +67,12 @@ def _copy_sources(folder: Path, config: Config) -> dict[str, str]:
         copied.parent.mkdir(mode=0o700, exist_ok=True)
         if copied.is_symlink() or not copied.is_file() or copied.read_bytes() != content:
             _replace_file(copied, content)
+    built = getattr(config.environment.ready(config.params), "model", None)
+    if built is not None:
+        stored = folder / "source" / config.environment.source.name
+        if not stored.is_file():
+            stored.parent.mkdir(mode=0o700, exist_ok=True)
+            _replace_file(stored, built.save())
     return names
 
 

@@ -23,7 +23,8 @@ from operant.compute.jit_cache import cache_cpu
 from operant.compute.kernel import bind, signature
 from operant.compute.numba_errors import source_line
 from operant.envs import Box, Discrete, Env
-from operant.worlds import DeviceWorld, Lanes, Scene, Slot, colour_function, reset_body, step_body
+from operant.worlds import DeviceWorld, Lanes, Slot, colour_function, reset_body, step_body
+from operant.worlds.pixels import arrange_body, scene
 
 GUARD_ROWS, GUARD_BYTE = 16, 0x5A
 PICTURES, PICTURE_SIDE = 4, 16
@@ -88,7 +89,9 @@ class BoundsChecked:
     """
 
     def __init__(self, env: Env, lanes: int, params: Any = None, *, cached: bool = False) -> None:
-        world, self.env, self.count = DeviceWorld(env, lanes, seed=1, params=params, every_final=True), env, lanes
+        world = DeviceWorld(env, lanes, seed=1, params=params, every_final=True)
+        self.env, self.count = world.spec, lanes
+        env = self.env
         self.params, self.episodes = world.params, 0  # number of ended episodes
         self._whole: dict[str, torch.Tensor] = {}
         exact = {
@@ -108,9 +111,10 @@ class BoundsChecked:
         }
         if env.pixel_shader is not None:
             self.colours = torch.zeros(min(lanes, PICTURES), PICTURE_SIDE, PICTURE_SIDE, 3)
-            self.calls["pixel_shader"] = Call(
-                _colour_body(env, world.params), Scene(self.lanes.state, self.lanes.int_state), Colours(self.colours)
-            )
+            drawn = scene(env, self.lanes.state, self.lanes.int_state)
+            if env.picture:
+                self.calls["arrange"] = Call(arrange_body(env, world.params), drawn, Colours(self.colours))
+            self.calls["pixel_shader"] = Call(_colour_body(env, world.params), drawn, Colours(self.colours))
         self._shells = {name: _checked_shell(call.body) for name, call in self.calls.items()}
         if cached:
             self._shells = {
@@ -150,6 +154,8 @@ class BoundsChecked:
         """Shade small pictures of the first lanes: (N, H, W, 3) float32, as `pixel_shader` returned the colours. Raises
         IndexError and whatever the author's code raises.
         """
+        if "arrange" in self.calls:
+            self._run("arrange", self.count)
         self._run("pixel_shader", self.colours.numel() // 3)
         return self.colours
 

@@ -67,6 +67,7 @@ class _Kernels(NamedTuple):
     show_final: Kernel | None  # pictures
     end: Kernel | None
     show: Kernel | None  # pictures, or an observation in shards
+    arrange: Kernel | None = None  # shared by the pixels of a picture
 
 
 @functools.cache
@@ -90,11 +91,12 @@ def _kernels(
     if not env.pixels:
         return _Kernels(reset, Kernel(step_body(env, params, every_final, changing=changing), device), None, None, None)
     show = Kernel(pixels.observe_body(env, params), device)
+    arrange = Kernel(pixels.arrange_body(env, params), device) if env.picture else None
     if not _has_finals(env, every_final):
-        return _Kernels(reset, Kernel(step_body(env, params, every_final), device), None, None, show)
+        return _Kernels(reset, Kernel(step_body(env, params, every_final), device), None, None, show, arrange)
     show_final = Kernel(pixels.observe_final_body(env, params, every_final), device)
     return _Kernels(
-        reset, Kernel(begin_body(env, params), device), show_final, Kernel(end_body(env, params), device), show
+        reset, Kernel(begin_body(env, params), device), show_final, Kernel(end_body(env, params), device), show, arrange
     )
 
 
@@ -135,9 +137,10 @@ class DeviceWorld:
         changing: Sequence[str] = (),
         values: torch.Tensor | None = None,
     ) -> None:
-        self.spec, self.count, self.device = env, lanes, _with_index(torch.device(device))
         # `checked` makes numbers floats: 10 and 10.0 compare equal and must not compile twice.
         self.params = ranges.checked(env, params)
+        env = env.ready(self.params)
+        self.spec, self.count, self.device = env, lanes, _with_index(torch.device(device))
         N, K = lanes, len(env.tally)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -171,7 +174,11 @@ class DeviceWorld:
         self._carried, self._parts = self._before[1:], zeros(2, 3, dtype=torch.float64)
         self._bound = bind(self.lanes)
         self._noise = NoiseSource(self.lanes.tick, self.lanes.seed, lane0)
-        self._scene = bind(pixels.Scene(self.lanes.state, self.lanes.int_state))
+        self._scene = bind(
+            pixels.scene(env, self.lanes.state, self.lanes.int_state)
+            if env.pixels
+            else pixels.Scene(self.lanes.state, self.lanes.int_state)
+        )
         most = 1 if env.pixels or changing else max(env.observation_shards, 1)
         if threads is None:
             threads = most if self.device.type == "cpu" or most >= MIN_SHARDS else 1
@@ -239,6 +246,8 @@ class DeviceWorld:
     def _launch_observer(self, kernel: Kernel | None, slot: Slot) -> None:
         """Launch a kernel that writes observations or pictures of all lanes; do nothing if `kernel` is None."""
         if kernel is not None:
+            if self._kernels.arrange is not None:
+                self._kernels.arrange(self.count, self._scene, slot)
             kernel(self._write_threads, self._scene, slot)
 
     @property

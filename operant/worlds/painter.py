@@ -10,13 +10,18 @@ import torch
 from operant.compute.kernel import Kernel, bind
 from operant.envs import Env
 from operant.worlds.device_world import DeviceWorld
-from operant.worlds.pixels import Canvas, Scene, shade_body
+from operant.worlds.pixels import Canvas, arrange_body, scene, shade_body
 
 
 @functools.cache
-def _shader(env: Env, params: Any, device: torch.device) -> Kernel:
-    """Shader kernel of an environment, shared by all worlds of equal rules in this process."""
-    return Kernel(shade_body(env, params), device)
+def _shader(env: Env, params: Any, device: torch.device) -> tuple[Kernel | None, Kernel]:
+    """Kernels that arrange the picture of each lane (None without `env.arrange`) and shade its pixels. Shared by all
+    worlds of equal rules in this process.
+    """
+    return (
+        Kernel(arrange_body(env, params), device) if env.picture else None,
+        Kernel(shade_body(env, params), device),
+    )
 
 
 class Painter:
@@ -26,8 +31,8 @@ class Painter:
 
     def __init__(self, world: DeviceWorld) -> None:
         self._count = world.count
-        self._scene = bind(Scene(world.lanes.state, world.lanes.int_state))
-        self._shader = _shader(world.spec, world.params, world.device)
+        self._scene = bind(scene(world.spec, world.lanes.state, world.lanes.int_state))
+        self._arrange, self._shader = _shader(world.spec, world.params, world.device)
 
     def bind(self, pixels: torch.Tensor) -> Canvas:
         """Make the canvas for a contiguous uint8 tensor (N, H, W, 3) on the world's device, to be shaded by calling the
@@ -47,4 +52,6 @@ class Painter:
     def __call__(self, canvas: Canvas) -> None:
         """Shade every pixel of a canvas made by `bind`, on the current stream."""
         lanes, height, width, _ = canvas.pixels.shape
+        if self._arrange is not None:
+            self._arrange(lanes, self._scene, canvas)
         self._shader(lanes * height * width, self._scene, canvas)

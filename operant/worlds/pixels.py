@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from numpy import float32, uint8
 
 from operant.compute.device import device, device_params
@@ -20,6 +21,13 @@ class Scene(NamedTuple):
 
     state: Any  # (F, N) float32
     int_state: Any  # (C, N) of the environment's type; None if unused
+    picture: Any = None  # (P, N) float32, written by `arrange_body`; None if unused
+
+
+def scene(env: Env, state: torch.Tensor, int_state: torch.Tensor | None) -> Scene:
+    """Scene of lanes with the given state, with a buffer for `env.arrange` if the environment declares one."""
+    picture = torch.zeros(env.picture, state.shape[1], device=state.device) if env.picture else None
+    return Scene(state, int_state, picture)
 
 
 class Canvas(NamedTuple):
@@ -41,7 +49,13 @@ def colour_function(env: Env, params: Any) -> Any:
     """
     shade, p = env.pixel_shader, device_params(params)
     assert shade is not None, "this environment draws no picture"
-    if env.int_state is not None:
+    if env.picture:
+
+        @device
+        def colour(scene: Any, lane: Any, x: Any, y: Any) -> Any:
+            return shade(scene.state[:, lane], scene.picture[:, lane], p, x, y)
+
+    elif env.int_state is not None:
 
         @device
         def colour(scene: Any, lane: Any, x: Any, y: Any) -> Any:
@@ -75,6 +89,18 @@ def _paint_function(env: Env, params: Any) -> Any:
         pixels[lane, row, column, 2] = _level(blue)
 
     return paint
+
+
+def arrange_body(env: Env, params: Any) -> Any:
+    """Make the kernel body that writes `scene.picture` of lane i, which its pixels share."""
+    arrange, p = env.arrange, device_params(params)
+    assert arrange is not None, "this environment arranges no picture"
+
+    @device
+    def body(i: Any, scene: Any, canvas: Any, offset: Any) -> None:
+        arrange(scene.state[:, i], p, scene.picture[:, i])
+
+    return body
 
 
 def shade_body(env: Env, params: Any) -> Any:

@@ -53,6 +53,7 @@ def quick_check(env: Env, params: Any, device: torch.device) -> Iterator[Finding
     """Run the quick checks of an environment and yield each result, ending at the first failure. Code compiled by an
     earlier process is loaded from the cache.
     """
+    env = env.ready(params)
     yield (finding := check_declaration(env))
     if not finding.passed:
         return

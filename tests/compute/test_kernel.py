@@ -239,9 +239,8 @@ PLAIN = ("cartpole", "masked")  # with every run of the tests, as they take two 
     "name", [name if name in PLAIN else pytest.param(name, marks=pytest.mark.slow) for name in WORLDS]
 )
 def test_environments_compile_without_float64(name):
-    env = WORLDS[name]
-    world = DeviceWorld(env, N, seed=1)
-    slot = world.slot()
+    world = DeviceWorld(WORLDS[name], N, seed=1)
+    env, slot = world.spec, world.slot()
     apart = env.observation_shards > 1
     for body in (step_body(env, world.params, sharded=apart), reset_body(env, world.params, apart)):
         check_ptx(body, world.lanes, slot)
@@ -253,9 +252,11 @@ def test_environments_compile_without_float64(name):
         )
     if env.pixel_shader is not None:
         scene, canvas = (
-            pixels.Scene(world.lanes.state, world.lanes.int_state),
+            pixels.scene(env, world.lanes.state, world.lanes.int_state),
             pixels.Canvas(zeros(N, 8, 8, 3, dtype=torch.uint8)),
         )
+        if env.picture:
+            check_ptx(pixels.arrange_body(env, world.params), scene, canvas)
         check_ptx(pixels.shade_body(env, world.params), scene, canvas)
 
 
@@ -322,6 +323,7 @@ def test_no_body_is_forgotten():
         "end_body",
         "reset_body",
         "shards_body",
+        "arrange_body",
         "shade_body",
         "observe_body",
         "observe_final_body",

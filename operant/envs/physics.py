@@ -1,0 +1,513 @@
+'''Environments on a robot's model: `physics_env` makes an `Env` from an MJCF file and functions over named fields.
+
+The model's equations of motion are compiled like any environment (operant/physics). A complete example:
+
+    """A ball that is to be pushed to the right."""
+    from pathlib import Path
+    from typing import NamedTuple
+    from numpy import float32
+    from operant.envs import Box, device, uniform
+    from operant.envs.physics import MJCF, physics_env
+
+    class Params(NamedTuple):
+        frame_skip: int = 5                          # steps of the model in a step of the environment
+
+    @device
+    def reset(d, p, key):                            # changes the initial state of the model
+        d.qpos[0] += uniform(key, 0) - float32(0.5)
+
+    @device
+    def before(d, p):                                # values that `reward` needs of the state before the step
+        return d.qpos[0]
+
+    @device
+    def reward(d, past, action, p, tally):
+        return (d.qpos[0] - past) / d.dt
+
+    @device
+    def observe(d, obs, p):
+        obs[0], obs[1] = d.qpos[0], d.qvel[0]
+
+    ENV = physics_env(Params, MJCF.beside(__file__, "ball.xml"), observation=Box(2), action=Box(1, -1, 1),
+                      time_limit=200, reset=reset, before=before, reward=reward, observe=observe)
+
+Rules
+- `d` holds `d.qpos` (nq), `d.qvel` (nv), `d.dt` (seconds of a step of the environment) and what `reads` names. Its
+  fields are views of the lane's state: an assignment to `d.qpos[0]` in `reset` moves the model.
+- `reads={"cfrc_ext": "cfrc_ext", "torso": "xpos torso"}`: a whole array of MuJoCo's data, or one row of it, by the name
+  of its body, site or geom. After a step a field has the value that MuJoCo's data holds then: derived quantities lag
+  the state by one step of the model.
+- `reset` starts from the model's `qpos0` at rest. `d`'s other fields have no value in it.
+- The action is the control of the model. A step of the environment takes `p.frame_skip` steps of the model.
+- `terminated(d, p)` is optional: without it only the time limit ends an episode. `before` is optional.
+- `observation` may be a function of `Params`, for parameters that change the observation's size.
+- `modified(model, params)` returns a changed copy of the model (`model.replace(geom_friction=...)`), for parameters of
+  the robot: friction, gear, damping, ranges, gravity. They hold for a run. What MuJoCo derives from masses and lengths
+  is not derived again.
+- `tally`: as in operant/envs/base.py. A last tally, `lost_contacts`, is added: contacts for which a lane had no room.
+- `view`: camera of the pictures, see `View`.
+
+The model is read on first use (`PhysicsEnv.ready`), so that a file is listed and imported without `mujoco`. A run keeps
+the compiled model in its folder and needs `mujoco` no more.
+'''
+
+from __future__ import annotations
+
+import collections
+import functools
+import importlib.util
+import inspect
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from numpy import float32
+
+from operant.compute.device import device
+from operant.compute.rng import uniform, uniform4
+from operant.envs.base import Box, Env, with_pixels
+from operant.envs.figure import READS, View, figure
+from operant.errors import MachineError, NotFoundError, OperantError
+
+if TYPE_CHECKING:
+    from operant.physics import Model
+
+__all__ = [
+    "MJCF",
+    "PhysicsEnv",
+    "View",
+    "add_normal",
+    "add_uniform",
+    "gymnasium_model",
+    "normal2",
+    "physics_env",
+    "sum_of_squares",
+    "write",
+    "write_clipped",
+]
+
+MODELS_VARIABLE = "OPERANT_MODELS"
+"""Environment variable: folder of compiled models for a machine without `mujoco`."""
+
+_TWO_PI = float32(2.0 * math.pi)
+_TINY = float32(2.0**-25)  # least argument of a logarithm
+
+
+@device
+def normal2(key, draw):
+    """Return two independent standard normal float32: number `draw` (below 65,536) of the key of a lane and step
+    (Box & Muller 1958).
+    """
+    u0, u1, _, _ = uniform4(key, draw)
+    radius = math.sqrt(float32(-2.0) * math.log(u0 + _TINY))
+    return radius * math.cos(_TWO_PI * u1), radius * math.sin(_TWO_PI * u1)
+
+
+@device
+def add_uniform(values, scale, key, draw):
+    """Add independent uniform numbers in [-scale, scale) to an array: numbers `draw` and on of the key."""
+    for k in range(len(values)):
+        values[k] += scale * (float32(2.0) * uniform(key, draw + k) - float32(1.0))
+
+
+@device
+def add_normal(values, scale, key, draw):
+    """Add independent normal numbers of standard deviation `scale` to an array: numbers `draw` and on of the key."""
+    for k in range(len(values)):
+        values[k] += scale * normal2(key, draw + k)[0]
+
+
+@device
+def sum_of_squares(values):
+    """Sum of the squares of an array."""
+    total = float32(0.0)
+    for k in range(len(values)):
+        total += values[k] * values[k]
+    return total
+
+
+@device
+def write(out, at, values, skip):
+    """Write an array without its first `skip` numbers to `out` from place `at`. Returns the next place."""
+    for k in range(len(values) - skip):
+        out[at + k] = values[skip + k]
+    return at + len(values) - skip
+
+
+@device
+def write_clipped(out, at, values, skip, low, high):
+    """Write an array without its first `skip` numbers, clipped to [low, high]; returns the next place."""
+    for k in range(len(values) - skip):
+        out[at + k] = min(max(values[skip + k], low), high)
+    return at + len(values) - skip
+
+
+class MJCF(NamedTuple):
+    """Location of a model's MJCF file: inside an installed package, or a path."""
+
+    package: str  # "" for a path
+    path: str
+
+    @classmethod
+    def beside(cls, file: str, name: str) -> MJCF:
+        """Location of the file `name` in the folder of `file`, an environment's `__file__`."""
+        return cls("", str(Path(file).with_name(name)))
+
+    @property
+    def name(self) -> str:
+        """File name of the compiled model in the folder of a run."""
+        return f"{Path(self.path).stem}.model"
+
+    def file(self) -> Path:
+        """Path of the MJCF file. Raises MachineError if its package is not installed, NotFoundError without the
+        file.
+        """
+        if self.package:
+            found = importlib.util.find_spec(self.package)
+            if found is None or not found.submodule_search_locations:
+                raise MachineError(
+                    f"{Path(self.path).name} is part of the package {self.package}, which is not installed: "
+                    "pip install 'operant[mujoco]'"
+                )
+            path = Path(next(iter(found.submodule_search_locations))) / self.path
+        else:
+            path = Path(self.path)
+        if not path.is_file():
+            raise NotFoundError(f"there is no model file {str(path)!r}")
+        return path
+
+
+def gymnasium_model(name: str) -> MJCF:
+    """Location of one of Gymnasium's models, such as half_cheetah.xml."""
+    return MJCF("gymnasium", f"envs/mujoco/assets/{name}")
+
+
+class _Rules(NamedTuple):
+    """Author's device functions over the named fields `d`."""
+
+    reset: Any  # (d, p, key)
+    before: Any  # (d, p) -> any value
+    reward: Any  # (d, past, action, p, tally) -> reward
+    terminated: Any  # (d, p) -> flag
+    observe: Any  # (d, obs, p)
+
+
+_ARGUMENTS = _Rules(("d", "p", "key"), ("d", "p"), ("d", "past", "action", "p", "tally"), ("d", "p"), ("d", "obs", "p"))
+
+
+def _unbuilt(*arguments: Any) -> None:
+    """Placeholder for the functions of an environment whose model is not read yet, never called."""
+
+
+@dataclass(frozen=True)
+class PhysicsEnv(Env):
+    """Declaration of an environment on a robot's model. `ready` reads the model and makes the environment's
+    functions.
+    """
+
+    source: MJCF | None = None  # set by `physics_env`, like all that follows
+    rules: Any = None  # `_Rules`
+    reads: tuple[tuple[str, str], ...] = ()
+    observation_of: Callable[[Any], Box] | None = None
+    modified: Callable[[Any, Any], Any] | None = None
+    view: View | None = None
+    models: tuple[Path, ...] = field(default=(), compare=False)  # folders of compiled models
+    model: Any = field(default=None, compare=False)  # `operant.physics.Model` of the MJCF file, set by `ready`
+
+    def configured(self, params: Any, models: tuple[Path, ...] = ()) -> PhysicsEnv:
+        """Copy of this environment with the observation's size for `params`, which will look for a compiled model in
+        the folders `models`.
+        """
+        observation = self.observation if self.observation_of is None else self.observation_of(params)
+        return replace(self, observation=observation, models=models)
+
+    def ready(self, params: Any = None) -> Env:
+        """Copy of this environment whose functions simulate its model with `params` (None: defaults); itself if it is
+        ready already. Raises MachineError without `mujoco`, OperantError for a model that is not covered or wrong
+        functions.
+
+        The compiled model is read from a folder of `models`, or the one that `OPERANT_MODELS` names, if it is there;
+        otherwise the MJCF file is compiled.
+        """
+        if self.model is not None or self.source is None:
+            return self
+        params = self.Params() if params is None else params
+        for name, function, arguments in zip(_Rules._fields, self.rules, _ARGUMENTS, strict=True):
+            given = list(inspect.signature(getattr(function, "py_func", function)).parameters)
+            if len(given) != len(arguments) or not hasattr(function, "py_func"):
+                raise OperantError(
+                    f"{self.name or 'the environment'}: `{name}` must be a device function {name}"
+                    f"({', '.join(arguments)})"
+                )
+        model = _model(self.source, self.models)
+        changed = model if self.modified is None else self.modified(model, params)
+        observation = self.observation if self.observation_of is None else self.observation_of(params)
+        plain = replace(self, name="", pixels=0, observation=observation, models=())
+        built = _built(plain, _ByDigest(changed))
+        skip = getattr(params, "frame_skip", 1)
+        built = replace(
+            built, name=self.name, ranges=self.ranges, model=model, step_s=skip * float(changed.opt_timestep)
+        )
+        return with_pixels(built, self.pixels) if self.pixels else built
+
+
+def physics_env(
+    Params: type,
+    source: MJCF,
+    *,
+    observation: Box | Callable[[Any], Box],
+    action: Box,
+    time_limit: int | None,
+    reset: Any,
+    reward: Any,
+    observe: Any,
+    before: Any = None,
+    terminated: Any = None,
+    reads: Mapping[str, str] | None = None,
+    modified: Callable[[Any, Any], Any] | None = None,
+    view: View | None = None,
+    tally: tuple[str, ...] = (),
+    ranges: Mapping[str, tuple[float | None, float | None]] | None = None,
+    step_s: float | None = None,
+    gymnasium: str | None = None,
+) -> PhysicsEnv:
+    """Declare an environment on the model of an MJCF file; see the module's docstring for each argument."""
+    return PhysicsEnv(
+        Params=Params,
+        fields=1,
+        observation=observation if isinstance(observation, Box) else observation(Params()),
+        action=action,
+        time_limit=time_limit,
+        reset=_unbuilt,
+        step=_unbuilt,
+        observe=_unbuilt,
+        pixel_shader=_unbuilt,
+        tally=(*tally, "lost_contacts"),
+        step_s=step_s,
+        gymnasium=gymnasium,
+        ranges={} if ranges is None else ranges,
+        source=source,
+        rules=_Rules(reset, before or _nothing_before, reward, terminated or _never, observe),
+        reads=tuple((reads or {}).items()),
+        observation_of=None if isinstance(observation, Box) else observation,
+        modified=modified,
+        view=view or View(),
+    )
+
+
+@device
+def _nothing_before(d, p):
+    return float32(0.0)
+
+
+@device
+def _never(d, p):
+    return False
+
+
+# THE MODEL
+
+
+def _model(source: MJCF, models: tuple[Path, ...]) -> Model:
+    """Model of an MJCF file: compiled earlier, if one of the folders holds it, else by `mujoco`."""
+    from operant.physics import Model
+
+    for folder in (*models, os.environ.get(MODELS_VARIABLE)):
+        if folder and (path := Path(folder, source.name)).is_file():
+            return Model.load(path.read_bytes())
+    if importlib.util.find_spec("mujoco") is None:
+        raise MachineError(f"{Path(source.path).name} is compiled by mujoco: pip install 'operant[mujoco]'")
+    path = source.file()
+    return _compiled(str(path), path.stat().st_mtime_ns)
+
+
+@functools.cache
+def _compiled(path: str, modified_ns: int) -> Model:
+    """Model of an MJCF file, compiled once for each version of the file."""
+    from operant.physics import Model
+
+    return Model.from_mjcf(path)
+
+
+class _ByDigest:
+    """Model that compares by its content, as a key of a cache."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByDigest) and other.model.digest == self.model.digest
+
+    def __hash__(self) -> int:
+        return hash(self.model.digest)
+
+
+# FUNCTIONS OF THE ENVIRONMENT
+
+
+class _Read(NamedTuple):
+    """Named field of `d` that is copied from the scratch of a step into the state."""
+
+    row: int  # first row of the state
+    array: str
+    first: int  # first number of the array
+    count: int
+
+
+@functools.cache
+def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
+    """Make the environment's functions. Cached, so that equal environments share one compiled kernel."""
+    from operant.physics import build
+    from operant.physics.local import local_array
+
+    model = keyed.model
+    reads = _reads(env, model)
+    engine = build(model, float32, reads=tuple(dict.fromkeys(array for array, _, _ in reads.values())))
+    fields, placed = engine.fields, {}
+    for name, (array, first, count) in reads.items():
+        placed[name], fields = _Read(fields, array, first, count), fields + count
+
+    reset_, before, reward, terminated, observe_ = env.rules
+    work, clear, forward, simulate = engine.work, engine.reset, engine.forward, engine.steps
+    view = _view(model, engine, placed)
+    keep = _chain([_copy(engine.at(read.array) + read.first, read.row, read.count) for read in placed.values()])
+    controls, lost_row, lost_tally = max(model.nu, 1), engine.LOST, len(env.tally) - 1
+
+    @device
+    def reset(s, p, key):
+        w = work()
+        clear(s)
+        reset_(view(s, p), p, key)
+        control = local_array(controls, float32)
+        for k in range(controls):
+            control[k] = float32(0.0)
+        forward(s, control, w)
+        keep(s, w)
+
+    @device
+    def step(s, action, p, key, tally):
+        w = work()
+        d = view(s, p)
+        past, lost = before(d, p), s[lost_row]
+        simulate(s, action, w, p.frame_skip)
+        keep(s, w)
+        tally[lost_tally] += s[lost_row] - lost
+        return reward(d, past, action, p, tally), terminated(d, p)
+
+    @device
+    def observe(s, obs, p):
+        observe_(view(s, p), obs, p)
+
+    # Pictures: kinematics of the state, by an engine that keeps the geoms' poses.
+    posed = build(model, float32, reads=READS)
+    shapes = figure(model, env.view, {name: posed.at(name) for name in READS})
+    posed_work, place, arrange_, rows = posed.work, posed.forward, shapes.arrange, posed.fields
+
+    @device
+    def arrange(s, p, picture):
+        w, control, copy = posed_work(), local_array(controls, float32), local_array(rows, float32)
+        for k in range(controls):
+            control[k] = float32(0.0)
+        for k in range(rows):
+            copy[k] = s[k]
+        place(copy, control, w)
+        arrange_(picture, w)
+
+    return replace(
+        env,
+        fields=fields,
+        reset=reset,
+        step=step,
+        observe=observe,
+        pixel_shader=shapes.shader,
+        stack_bytes=engine.work_bytes,
+        picture=shapes.picture,
+        arrange=arrange,
+    )
+
+
+def _reads(env: PhysicsEnv, model: Model) -> dict[str, tuple[str, int, int]]:
+    """Array, first number and count of each field that `env.reads` names. Raises OperantError for an unknown name."""
+    from operant.physics.layout import READS as ARRAYS
+
+    kinds, found = {"nbody": "body", "ngeom": "geom", "nsite": "site"}, {}
+    for name, text in env.reads:
+        array, _, element = text.partition(" ")
+        if array not in ARRAYS or (element and ARRAYS[array][0] not in kinds):
+            raise OperantError(
+                f"reads of {name!r} is {text!r}: it must be an array ({', '.join(ARRAYS)}), or one of bodies, geoms or "
+                "sites with the name of one of them"
+            )
+        counted, width = ARRAYS[array]
+        found[name] = (
+            (array, width * model.id(kinds[counted], element), width)
+            if element
+            else (array, 0, width * getattr(model, counted))
+        )
+    return found
+
+
+def _view(model: Model, engine: Any, placed: Mapping[str, _Read]) -> Any:
+    """Make the function `(s, p)` that returns the named fields `d` of a lane's state."""
+    Data: Any = collections.namedtuple("Data", ["qpos", "qvel", *placed, "dt"])
+    values: Any = _with_rows(_with_rows(_no_rows, engine.QPOS, model.nq), engine.QVEL, model.nv)
+    for read in placed.values():
+        values = _with_rows(values, read.row, read.count)
+    timestep = float32(model.opt_timestep)
+
+    @device
+    def view(s, p):
+        return Data(*values(s), timestep * float32(p.frame_skip))
+
+    return view
+
+
+@device
+def _no_rows(s):
+    return ()
+
+
+def _with_rows(before: Any, first: int, count: int) -> Any:
+    last = first + count
+
+    @device
+    def values(s):
+        return (*before(s), s[first:last])
+
+    return values
+
+
+def _copy(at: int, row: int, count: int) -> Any:
+    """Make the function `(s, w)` that copies numbers of the scratch into rows of the state."""
+
+    @device
+    def copy(s, w):
+        for k in range(count):
+            s[row + k] = w[at + k]
+
+    return copy
+
+
+@device
+def _nothing(s, w):
+    pass
+
+
+def _chain(functions: list[Any]) -> Any:
+    """Make the function `(s, w)` that calls all functions in order."""
+    chained: Any = _nothing
+    for function in functions:
+        chained = _pair(chained, function)
+    return chained
+
+
+def _pair(first: Any, second: Any) -> Any:
+    @device
+    def both(s, w):
+        first(s, w)
+        second(s, w)
+
+    return both
