@@ -30,6 +30,7 @@ from operant.physics.local import local_array
 from operant.physics.model import Model
 from operant.physics.newton import Programs, newton
 from operant.physics.pairs import Pair, find_pairs
+from operant.physics.pgs import pgs
 from operant.physics.rows import Contacts, limit_rows
 from operant.physics.sparse import Pattern, factor, find_pattern, solve, times
 from operant.physics.trace import Number, Tape, program
@@ -142,13 +143,17 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...]) -> Engine:
     scratch = _Scratch(m, lay, hessian, pairs, reads)
     contacts = Contacts(m, pairs, lay, functions, real)
     limits = limit_rows(m, lay, real)
-    programs = Programs(
-        lambda to, of: _as_call(make(f"times {to} {of}", lambda tape: scratch.times(tape, to, of))),
-        _as_call(make("factor", scratch.factor)),
-        _as_call(make("solve", scratch.solve)),
-        _as_call(make("solve mass", scratch.solve_mass)),
-    )
-    constrain = newton(m, lay, hessian, contacts, programs, real)
+    solve_mass = _as_call(make("solve mass", scratch.solve_mass))
+    if m.opt_solver == c.PGS:
+        constrain = pgs(m, lay, contacts, solve_mass, real)
+    else:
+        programs = Programs(
+            lambda to, of: _as_call(make(f"times {to} {of}", lambda tape: scratch.times(tape, to, of))),
+            _as_call(make("factor", scratch.factor)),
+            _as_call(make("solve", scratch.solve)),
+            solve_mass,
+        )
+        constrain = newton(m, lay, hessian, contacts, programs, real)
     forces, find = make("forces", scratch.forces, 2), contacts.find
     wrenches = _wrenches(m, lay, contacts, real) if "cfrc_ext" in reads and pairs else _nothing
 
@@ -156,8 +161,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...]) -> Engine:
     def dynamics(w, ctrl):
         forces(w, ctrl)
         nl, nc = limits(w), find(w)
-        constrain(w, nl, nc)
-        return nc
+        return constrain(w, nl, nc)
 
     advance = _integrator(m, lay, make, scratch, dynamics, wrenches, real)
     loads = [(lay.at[name], lay.state[name], count) for name, count in
@@ -430,7 +434,7 @@ def _wrenches(m: Model, lay: Layout, contacts: Contacts, real: Any) -> Any:
     OUT, COM, PLACE = lay.at["read cfrc_ext"], lay.at["com"], lay.at["contact place"]
     PAIR, D, R = (lay.at[f"contact {name}"] for name in ("pair", "D", "r"))
     rows, nbody, zero = lay.rows, m.nbody, real(0.0)
-    places, numbers = contacts.places, contacts.numbers
+    places, numbers, dual = contacts.places, contacts.numbers, m.opt_solver == c.PGS
     body, root = m.geom_bodyid.astype(int32), m.body_rootid.astype(int32)
 
     @device_call
@@ -438,14 +442,14 @@ def _wrenches(m: Model, lay: Layout, contacts: Contacts, real: Any) -> Any:
         """Add the force of contact k on its two bodies."""
         pair, r, d, at = int(w[PAIR + k]), R + k * rows, w[D + k], PLACE + 12 * k
         dims = places[pair, 5]
-        normal = -d * min(w[r], zero) if dims == 1 else zero
+        normal = w[r] if dual else (-d * min(w[r], zero) if dims == 1 else zero)
         t0, t1, t2, f0, f1, f2 = zero, zero, zero, zero, zero, zero
         for i in range(1, dims):
             mu = numbers[pair, 1 + i]
             slip = mu * w[r + i]
             first, second = -d * min(w[r] + slip, zero), -d * min(w[r] - slip, zero)
-            normal += first + second
-            pull = mu * (first - second)
+            normal += zero if dual else first + second
+            pull = w[r + i] if dual else mu * (first - second)
             axis = at + 3 + 3 * (i % 3)
             if i < 3:
                 f0, f1, f2 = f0 + pull * w[axis], f1 + pull * w[axis + 1], f2 + pull * w[axis + 2]

@@ -14,6 +14,9 @@ from operant.physics.sparse import Pattern
 ROOM = 16
 """Contacts that a lane has room for, where the model allows more."""
 
+DUALS = 64
+"""Rows that a lane has room for under PGS, whose matrix is dense."""
+
 READS = {
     "xpos": ("nbody", 3), "xquat": ("nbody", 4), "xmat": ("nbody", 9), "xipos": ("nbody", 3),
     "geom_xpos": ("ngeom", 3), "geom_xmat": ("ngeom", 9), "site_xpos": ("nsite", 3), "site_xmat": ("nsite", 9),
@@ -48,6 +51,7 @@ class Layout:
     rows: int  # most dimensions of a contact
     chain: int  # most dofs of a contact
     limits: int  # most active joint limits
+    duals: int  # rows that PGS has room for
 
 
 def plan(m: Model, pairs: Sequence[Pair], most: Sequence[int], hessian: Pattern, reads: Sequence[str]) -> Layout:
@@ -104,11 +108,20 @@ def plan(m: Model, pairs: Sequence[Pair], most: Sequence[int], hessian: Pattern,
     if not forces_read:
         before.take("com", 3 * m.nbody if pairs else 0)
     before.take("found", 10 * max(most, default=0))
-    solver.take("H", len(hessian.places))
-    for name in ("grad", "search", "Mv", "Ma"):
+    dual = m.opt_solver == c.PGS
+    duals = min(losses + limits + room * max(1, 2 * (rows - 1)), DUALS) if dual else 0
+    for name in ("grad", "search"):
         solver.take(name, m.nv)
+    if dual:
+        solver.take("dual A", duals * duals)
+        for name in ("b", "f", "before", "momentum", "order"):
+            solver.take(f"dual {name}", duals)
+    else:
+        solver.take("H", len(hessian.places))
+        for name in ("Mv", "Ma"):
+            solver.take(name, m.nv)
     at = w.at | before.at | solver.at
-    return Layout(state.at, state.size, at, max(before.size, solver.size), room, rows, chain, limits)
+    return Layout(state.at, state.size, at, max(before.size, solver.size), room, rows, chain, limits, duals)
 
 
 def _most_limits(m: Model) -> int:

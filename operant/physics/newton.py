@@ -489,11 +489,13 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
 
     @device
     def constrain(w, nl, nc):
+        """Minimise where there is a row; returns the number of contacts, as `pgs` does."""
         if nf + nl + nc > 0:
             minimise(w, nl, nc)
         else:
             for i in range(nv):
                 w[X + i] = w[AS + i]
                 w[FC + i] = zero
+        return nc
 
     return constrain

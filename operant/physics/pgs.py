@@ -1,0 +1,289 @@
+"""Projected Gauss-Seidel for the dual of the constraint problem, as device functions for one model.
+
+Minimises 1/2 f' (A + R) f + f' b over forces f, A = J M^-1 J', b = J a_smooth - a*, within f >= 0 for a row that pushes
+and |f| <= floss for dry friction (MuJoCo's documentation, "Computation: solver parameters", "PGS"). One row after the
+other in shuffled order, with Nesterov momentum that restarts where it opposes the correction, as `engine_solver.c`
+(`solPGS`) does from version 4.0. Rows here are the edges of a contact's pyramid. A + R is stored for the rows that are
+active; contacts beyond its room are counted as lost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy import int32, uint32, uint64
+
+from operant.compute.device import device, device_call
+from operant.physics import constants as c
+from operant.physics.layout import Layout
+from operant.physics.model import Model
+from operant.physics.newton import loss_numbers
+from operant.physics.rows import Contacts
+
+
+def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -> Any:
+    """Device function (w, limits, contacts) that writes the accelerations, the constraint forces, and in place of the
+    contacts' residuals the forces in their frames. Returns the number of contacts that had room.
+
+    `solve_mass(w)` is the program grad -> search = M^-1 grad.
+    """
+    at = lay.at
+    X, AS, FC, LOST = (at[name] for name in ("qacc", "qacc_smooth", "qfrc_constraint", "lost"))
+    WARM, QVEL = at["warm"], at["qvel"]
+    GRAD, SEARCH = at["grad"], at["search"]
+    LDOF, LD, LR, LV = (at[f"limit {name}"] for name in ("dof", "D", "r", "v"))
+    CPAIR, CD, CR, CV, CJ = (at[f"contact {name}"] for name in ("pair", "D", "r", "v", "J"))
+    A, B, FORCE, BEFORE, MOMENTUM, ORDER = (
+        at[f"dual {name}"] for name in ("A", "b", "f", "before", "momentum", "order")
+    )
+    nv, rows, chain, room = m.nv, lay.rows, lay.chain, lay.duals
+    places, dofs, numbers = contacts.places, contacts.dofs, contacts.numbers
+    zero, half, one = real(0.0), real(0.5), real(1.0)
+    tolerance, iterations = real(m.opt_tolerance), int(m.opt_iterations)
+    scale = real(1.0 / (m.stat_meaninertia * max(1, m.nv)))
+    worse = real(1e-10)
+    cold = bool(m.opt_disableflags & c.NO_WARMSTART)
+    loss = loss_numbers(m)
+    nf = len(loss)
+    loss_dof = loss[:, 0].astype(int32) if nf else np.zeros(1, int32)
+    loss_table = loss[:, 1:].astype(real).ravel() if nf else np.zeros(4, real)
+    factor, increment = uint64(6364136223846793005), uint64(1)
+
+    @device
+    def edges(pair):
+        """Rows of a contact."""
+        return 1 if places[pair, 5] == 1 else 2 * (places[pair, 5] - 1)
+
+    @device_call
+    def spread(w, nl, nc, row):
+        """Jacobian of one row, in the place of the gradient."""
+        for i in range(nv):
+            w[GRAD + i] = zero
+        if row < nf:
+            w[GRAD + loss_dof[row]] = one
+            return
+        row -= nf
+        if row < nl:
+            signed = w[LDOF + row]
+            w[GRAD + int(abs(signed)) - 1] = one if signed > zero else -one
+            return
+        row -= nl
+        for k in range(nc):
+            pair = int(w[CPAIR + k])
+            if row >= edges(pair):
+                row -= edges(pair)
+                continue
+            i = 1 + row // 2
+            first = CJ + k * rows * chain
+            mu = zero if places[pair, 5] == 1 else (numbers[pair, 1 + i] if row % 2 == 0 else -numbers[pair, 1 + i])
+            second = first if places[pair, 5] == 1 else first + i * chain
+            for a in range(places[pair, 6]):
+                w[GRAD + dofs[pair, a]] += w[first + a] + mu * w[second + a]
+            return
+
+    @device_call
+    def project(w, nl, nc, count, row):
+        """Entries (row, other <= row) of A: J search of the other rows."""
+        to = A + row * count
+        for k in range(nf):
+            if k <= row:
+                w[to + k] = w[SEARCH + loss_dof[k]]
+        other = nf
+        for k in range(nl):
+            signed = w[LDOF + k]
+            if other <= row:
+                v = w[SEARCH + int(abs(signed)) - 1]
+                w[to + other] = v if signed > zero else -v
+            other += 1
+        for k in range(nc):
+            if other > row:
+                return
+            pair = int(w[CPAIR + k])
+            first, normal = CJ + k * rows * chain, zero
+            for a in range(places[pair, 6]):
+                normal += w[first + a] * w[SEARCH + dofs[pair, a]]
+            if places[pair, 5] == 1:
+                w[to + other] = normal
+                other += 1
+            for i in range(1, places[pair, 5]):
+                tangent = zero
+                for a in range(places[pair, 6]):
+                    tangent += w[first + i * chain + a] * w[SEARCH + dofs[pair, a]]
+                slip = numbers[pair, 1 + i] * tangent
+                w[to + other] = normal + slip
+                w[to + other + 1] = normal - slip
+                other += 2
+
+    @device_call
+    def prepare(w, nl, nc, count):
+        """A + R, b, and the forces at the last acceleration."""
+        for row in range(count):
+            spread(w, nl, nc, row)
+            solve_mass(w)
+            # A contact's last edges may lie beyond the row itself: they are written again, alike, as rows.
+            project(w, nl, nc, count, row)
+        for row in range(count):
+            for other in range(row):
+                w[A + other * count + row] = w[A + row * count + other]
+        for k in range(nf):
+            dof, d, bound, floss = loss_dof[k], loss_table[4 * k], loss_table[4 * k + 1], loss_table[4 * k + 2]
+            reference = -loss_table[4 * k + 3] * w[QVEL + dof]
+            w[B + k] = w[AS + dof] - reference
+            x = w[WARM + dof] - reference
+            w[FORCE + k] = floss if x <= -bound else (-floss if x >= bound else -d * x)
+            w[A + k * count + k] += one / d
+        row = nf
+        for k in range(nl):
+            w[B + row] = w[LV + k]
+            w[FORCE + row] = -w[LD + k] * min(w[LR + k], zero)
+            w[A + row * count + row] += one / w[LD + k]
+            row += 1
+        for k in range(nc):
+            pair = int(w[CPAIR + k])
+            r, v, d = CR + k * rows, CV + k * rows, w[CD + k]
+            for e in range(edges(pair)):
+                i = 1 + e // 2
+                mu = zero if places[pair, 5] == 1 else (numbers[pair, 1 + i] if e % 2 == 0 else -numbers[pair, 1 + i])
+                slip = zero if places[pair, 5] == 1 else mu * w[r + i]
+                drift = zero if places[pair, 5] == 1 else mu * w[v + i]
+                w[B + row] = w[v] + drift
+                w[FORCE + row] = -d * min(w[r] + slip, zero)
+                w[A + row * count + row] += one / d
+                row += 1
+
+    @device
+    def gradient(w, count, row):
+        """Slope of the dual along one row, b + (A + R) f."""
+        total, at_row = w[B + row], A + row * count
+        for other in range(count):
+            total += w[at_row + other] * w[FORCE + other]
+        return total
+
+    @device
+    def allowed(row, force):
+        """Force of a row within its bounds."""
+        if row < nf:
+            floss = loss_table[4 * row + 2]
+            return min(max(force, -floss), floss)
+        return max(force, zero)
+
+    @device
+    def shuffle(w, count, state):
+        """Fisher-Yates shuffle of the order by PCG32; returns the generator's next state."""
+        for k in range(count - 1):
+            i = count - 1 - k
+            mixed = uint32(((state >> uint64(18)) ^ state) >> uint64(27))
+            turn = uint32(state >> uint64(59))
+            number = uint32(mixed >> turn) | uint32(mixed << (uint32(uint32(32) - turn) & uint32(31)))
+            state = uint64(state * factor + increment)
+            j = int(uint64(number) % uint64(i + 1))
+            kept = w[ORDER + i]
+            w[ORDER + i] = w[ORDER + j]
+            w[ORDER + j] = kept
+        return state
+
+    @device_call
+    def sweep(w, count):
+        """Minimise over one row after the other; returns the improvement."""
+        improvement = zero
+        for k in range(count):
+            row = int(w[ORDER + k])
+            slope, old, diagonal = gradient(w, count, row), w[FORCE + row], w[A + row * count + row]
+            force = allowed(row, old - slope / diagonal)
+            delta = force - old
+            change = half * delta * delta * diagonal + delta * slope
+            if change > worse:
+                force, change = old, zero
+            w[FORCE + row] = force
+            improvement -= change
+        return improvement
+
+    @device_call
+    def iterate(w, count):
+        if cold:
+            for row in range(count):
+                w[FORCE + row] = zero
+        else:
+            # Forces of the last acceleration, unless zero is better
+            cost = zero
+            for row in range(count):
+                cost += w[FORCE + row] * (half * (gradient(w, count, row) - w[B + row]) + w[B + row])
+            if cost > zero:
+                for row in range(count):
+                    w[FORCE + row] = zero
+        for row in range(count):
+            w[ORDER + row] = real(row)
+        state = increment  # PCG32 seeded with 0, first number dropped
+        age = 0
+        for iteration in range(iterations):
+            beta = real(age - 1) / real(age + 2) if iteration > 0 else zero
+            for row in range(count):
+                force = w[FORCE + row]
+                if beta > zero:
+                    w[FORCE + row] = allowed(row, force + beta * (force - w[BEFORE + row]))
+                w[BEFORE + row] = force
+                w[MOMENTUM + row] = w[FORCE + row]
+            state = shuffle(w, count, state)
+            improvement = sweep(w, count)
+            along = zero
+            for row in range(count):
+                along += (w[FORCE + row] - w[MOMENTUM + row]) * (w[MOMENTUM + row] - w[BEFORE + row])
+            age = 0 if iteration > 0 and along < zero else age + 1
+            if improvement * scale < tolerance:
+                return
+
+    @device_call
+    def finish(w, nl, nc):
+        """f_constraint = J' f,  a = a_smooth + M^-1 f_constraint."""
+        for i in range(nv):
+            w[GRAD + i] = zero
+        for k in range(nf):
+            w[GRAD + loss_dof[k]] += w[FORCE + k]
+        row = nf
+        for k in range(nl):
+            signed = w[LDOF + k]
+            w[GRAD + int(abs(signed)) - 1] += w[FORCE + row] if signed > zero else -w[FORCE + row]
+            row += 1
+        for k in range(nc):
+            pair = int(w[CPAIR + k])
+            r = CR + k * rows
+            if places[pair, 5] == 1:
+                w[r] = w[FORCE + row]
+                row += 1
+            else:
+                push = zero
+                for i in range(1, places[pair, 5]):
+                    push += w[FORCE + row] + w[FORCE + row + 1]
+                    w[r + i] = numbers[pair, 1 + i] * (w[FORCE + row] - w[FORCE + row + 1])
+                    row += 2
+                w[r] = push
+            for i in range(places[pair, 5]):
+                for a in range(places[pair, 6]):
+                    w[GRAD + dofs[pair, a]] += w[r + i] * w[CJ + (k * rows + i) * chain + a]
+        solve_mass(w)
+        for i in range(nv):
+            w[FC + i] = w[GRAD + i]
+            w[X + i] = w[AS + i] + w[SEARCH + i]
+
+    @device_call
+    def constrain(w, nl, nc):
+        count, kept = nf + nl, 0
+        for k in range(nc):
+            more = edges(int(w[CPAIR + k]))
+            if count + more > room:
+                break
+            count += more
+            kept += 1
+        w[LOST] += real(nc - kept)
+        if count > 0:
+            prepare(w, nl, kept, count)
+            iterate(w, count)
+            finish(w, nl, kept)
+        else:
+            for i in range(nv):
+                w[X + i] = w[AS + i]
+                w[FC + i] = zero
+        return kept
+
+    return constrain
