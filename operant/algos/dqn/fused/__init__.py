@@ -1,5 +1,18 @@
-"""Fused Triton kernels of DQN: two launches an update in addition to the world's step, see `engine`.
+"""Fused Triton kernels of DQN. An iteration is these launches, in this order:
 
+| launch                   | grid                   | computes                                                 |
+|--------------------------|------------------------|----------------------------------------------------------|
+| `choose`                 | (cdiv(B, 256), U)      | samples of all U updates (U, B)                          |
+| per tick `act_and_learn` | (tiles + cdiv(N, 64),) | actions (N); gradient of the first batch (tiles, P + 32) |
+| ... the world's step     |                        | rewards, next observations; not Triton                   |
+| ... `reduce_and_step`    | (programs + stores,)   | Adam, target network; the tick into the replay           |
+| ... `store_tick`         | (stores,)              | the tick into the replay, if no update is due            |
+
+A tick is one step of all N lanes; B samples of a batch, P parameters. The newest tick is never sampled, so the gradient
+of a tick's first batch may be computed while its actions are taken; further batches follow the world's step.
+
+`kernels.py` has the kernels, `engine.py` launches them. They are built from `operant.kernels.single_tile` (forward and
+backward pass of a tile of samples), `q_values` (greedy and random actions) and `ops.replay` (which transitions).
 `dqn.DQN` is the specification that this is tested against: equal noise, equal samples, equal order. Triton is imported
 only where it is used, so that a run without it does not wait for the import.
 """

@@ -13,8 +13,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from operant.algos.dqn.fused import buffers
-from operant.algos.dqn.fused.kernels import act_and_learn, choose, move_tick, reduce_and_step, store_tick
+from operant.algos.dqn.fused.kernels import (
+    DQNSpec,
+    OptimizerBuffers,
+    RingBuffers,
+    SampleBuffers,
+    TickBuffers,
+    act_and_learn,
+    choose,
+    move_tick,
+    reduce_and_step,
+    store_tick,
+)
 from operant.kernels.backward import TERM_COLUMNS
 from operant.kernels.observations import FeatureTable, Inputs
 from operant.kernels.ops.adam import Moments
@@ -69,7 +79,7 @@ class FusedDQN(Launcher):
         self._stream = torch.cuda.Stream(device) if self._on_gpu else None
         self._gathered = torch.cuda.Event() if self._on_gpu else None  # a batch from host memory has arrived
         values, size = policy.flat.values.data, policy.flat.values.numel()
-        self._dqn_spec = buffers.DQNSpec(
+        self._dqn_spec = DQNSpec(
             policy.distribution.actions,
             config.duelling,
             config.double,
@@ -96,7 +106,7 @@ class FusedDQN(Launcher):
         adam = dqn.optimizer.tensors()
         corrections = torch.ones(2, device=device)
         self._moments = Moments(adam["exp_avg"], adam["exp_avg_sq"], corrections)
-        self._optimizer = buffers.OptimizerBuffers(
+        self._optimizer = OptimizerBuffers(
             torch.zeros(self._programs, device=device),
             dqn.totals,
             adam["step"],
@@ -110,7 +120,7 @@ class FusedDQN(Launcher):
             config.target_every,
         )
         final = ring.observation if ring.final is None else ring.final
-        self._ring = buffers.RingBuffers(
+        self._ring = RingBuffers(
             ring.observation,
             final,
             ring.action,
@@ -128,7 +138,7 @@ class FusedDQN(Launcher):
             ring.window,
         )
         finals = rollout.observation if ring.final is None else rollout.final_observation
-        self._source = buffers.TickBuffers(
+        self._source = TickBuffers(
             rollout.observation, finals, rollout.action, rollout.reward, rollout.terminated, rollout.truncated, legal
         )
         index, stored = (
@@ -140,7 +150,7 @@ class FusedDQN(Launcher):
             [buffers.batch for buffers in self._prefetch.buffers] if self._prefetch is not None else [replay.batch] * 2
         )
         self._samples = [
-            buffers.SampleBuffers(index, config.gamma, self._batch, batch.observation, batch.next_observation)
+            SampleBuffers(index, config.gamma, self._batch, batch.observation, batch.next_observation)
             for batch in batches
         ]
         # A tick's observation on its way to host memory.
