@@ -101,6 +101,18 @@ CASES = {
         (*FUSED_ON_POLICY, "net.hidden=[16]", "net.shared=true", "algo.value_clip=0.2", *NORMALIZED),
         interpreted=True,
     ),
+    "ppo_gru_fused": Case(
+        "pendulum_positions",
+        256,
+        (*FUSED_ON_POLICY, "env.lanes=32", "net.memory=gru", "net.shared=true", "net.hidden=[16]"),
+        interpreted=True,
+    ),
+    "ppo_per_layer_fused": Case(
+        "g2048",
+        192,
+        (*FUSED_ON_POLICY, "env.lanes=32", "net.hidden=[32]"),
+        interpreted=True,
+    ),
     "pqn_fused": Case(
         "cartpole",
         192,

@@ -199,6 +199,7 @@ class Learner(Launcher, Generic[B, C]):
         if ranks > 1 and self._link is None:
             self.launch(sum_shards, grid, partial, self._width, self._sums, SHARDS=shards, SHARD_ROWS=rows, num_warps=4)
             partial, shards, rows = exchange.gather(self._sums), ranks, 1
+        # gradient[j] = sum over chunks of partial[chunk, j]: rows of a shard first, then shards, in a binary tree.
         arguments = (partial, self._width, self._gradient, self._squares, self._values, self.work.update())
         options = {"SPEC": self.spec, "RECORD": self.work.record, "SHARDS": shards, "SHARD_ROWS": rows, "num_warps": 4}
         if self._link is None:
@@ -220,6 +221,7 @@ class Learner(Launcher, Generic[B, C]):
                 buffers.learning_rate,
                 coefficients.max_gradient_norm,
             )
+        # g <- g min(1, max_norm / |g|); x <- x - lr (m / c1) / (sqrt(v) / c2 + epsilon); nothing while `skip` is 1.
         # Every program sums all squares: large networks have fewer programs with more threads.
         tile, warps = (256, 4) if size <= LARGE else (1024, 16)
         self.launch(

@@ -268,17 +268,24 @@ class PerLayerLearner(Learner[B, C]):
 
     def _act(self, t: int, first: int, count: int) -> None:
         """Act at step t on `count` lanes from lane `first` on."""
-        tiling, block = self._head_tiling(0), self.layout.block
-        del tiling["BLOCK_N"]
+        block = self.layout.block
         # The layers process whole blocks of lanes.
         before = first % block
         rows = multiple(before + count, block)
         self._gather(self.buffers.rollout.observation, (t * self._lanes + first) // block, rows)
         self._forward(t * self._lanes + first - before, rows)
+        self._act_head(self._hidden[-1].flatten()[before * self.spec.inputs[-1] :], t, first, count)
+
+    def _act_head(self, hidden: Tensor, t: int, first: int, count: int) -> None:
+        """Compute the outputs of step t from the last activations `hidden` of `count` lanes from lane `first` on, and
+        sample actions from them.
+        """
+        tiling = self._head_tiling(0)
+        del tiling["BLOCK_N"]
         self.launch(
             act_head,
             (-(-count // self._head_block_m), self.spec.towers),
-            self._hidden[-1].flatten()[before * self.spec.inputs[-1] :],
+            hidden,
             self._packed,
             self._values,
             self._legal_mask,
@@ -307,10 +314,16 @@ class PerLayerLearner(Learner[B, C]):
         """Write values of `count` samples of `observation` from sample `first` on to `value`; with `truncated_only`
         only of tiles with a truncated sample.
         """
-        tiling = self._head_tiling(0)
-        del tiling["BLOCK_N"]
         self._gather(observation, first // self.layout.block, count, truncated_only=truncated_only)
         self._forward(first, count, truncated_only=truncated_only, critic=True)
+        self._value_head(value, first, count, truncated_only=truncated_only)
+
+    def _value_head(self, value: Tensor, first: int, count: int, *, truncated_only: bool) -> None:
+        """Write values of `count` samples from sample `first` on to `value`, from their last activations; with
+        `truncated_only` only of tiles with a truncated sample.
+        """
+        tiling = self._head_tiling(0)
+        del tiling["BLOCK_N"]
         self.launch(
             value_head,
             (-(-count // self._head_block_m),),
@@ -337,25 +350,29 @@ class PerLayerLearner(Learner[B, C]):
         a time.
         """
         self._pack()
-        tiling, minibatch = self._gather_tiling(), self._minibatch(k)
         for first_chunk in range(0, self.config.chunks, self._slots):
-            self.launch(
-                gather_chunks,
-                (self._capacity // tiling["BLOCK_M"], self.spec.inputs[0] // tiling["BLOCK_N"]),
-                minibatch,
-                self._inputs(),
-                self._x,
-                self._rounded,
-                first_chunk,
-                self._slot,
-                self._lanes,
-                SPEC=self.spec,
-                **tiling,
-            )
+            self._gather_chunks(k, first_chunk)
             self._forward(0, self._capacity, save=True)
             self._gradient_head(k, first_chunk, self.spec, self._gradients[self._last - 1])
             self._gradient_layers()
             self._sum(first_chunk)
+
+    def _gather_chunks(self, k: int, first_chunk: int) -> None:
+        """Gather the samples of minibatch k's chunks from `first_chunk` on, as many as a microbatch holds."""
+        tiling = self._gather_tiling()
+        self.launch(
+            gather_chunks,
+            (self._capacity // tiling["BLOCK_M"], self.spec.inputs[0] // tiling["BLOCK_N"]),
+            self._minibatch(k),
+            self._inputs(),
+            self._x,
+            self._rounded,
+            first_chunk,
+            self._slot,
+            self._lanes,
+            SPEC=self.spec,
+            **tiling,
+        )
 
     def _gradient_head(self, k: int, first_chunk: int, spec: Spec, grad_in: Tensor) -> None:
         """Compute the gradient of minibatch k's loss in the outputs of a microbatch, whose first chunk is

@@ -328,29 +328,11 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
         if self.acts_in_one_launch:
             self._act_in_one_launch(t, finals=t > 0 and self._states.finals, last=False)
             return
-        tiling = self._head_tiling(0)
-        del tiling["BLOCK_N"]
         for first, count in self._microbatches(self._lanes):
             self._gather(self.buffers.rollout.observation, (t * self._lanes + first) // self.layout.block, count)
             self._forward(t * self._lanes + first, count)
             self._forward_memory(self._sequences(first, t, acting=True), count, acting=True, write=True)
-            self.launch(
-                per_layer.act_head,
-                (-(-count // self._head_block_m), 1),
-                self._hidden[-1],
-                self._packed,
-                self._values,
-                self._legal_mask,
-                self.work.acting(),
-                t,
-                first,
-                count,
-                self._lanes,
-                self._capacity,
-                SPEC=self.spec,
-                SAMPLE=self.work.sample,
-                **tiling,
-            )
+            self._act_head(self._hidden[-1], t, first, count)
 
     def _act_in_one_launch(self, t: int, *, finals: bool, last: bool) -> None:
         """Act at step t by one launch of all layers; with `finals` also value the true final observations of step t -
@@ -432,8 +414,6 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
         """Write values of observations of step t without updating the state, which is reset where an episode ended
         before step `forgotten` (0: nowhere). `truncated_only`: only lanes that were truncated.
         """
-        tiling = self._head_tiling(0)
-        del tiling["BLOCK_N"]
         sample = t * self._lanes + first
         self._gather(observation, sample // self.layout.block, count, truncated_only=truncated_only)
         self._forward(sample, count, truncated_only=truncated_only)
@@ -444,24 +424,7 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
             write=False,
             truncated_only=truncated_only,
         )
-        self.launch(
-            per_layer.value_head,
-            (-(-count // self._head_block_m),),
-            self._hidden[-1],
-            self._packed,
-            self._values,
-            self.buffers.rollout.truncated,
-            self._legal_mask,
-            value,
-            sample,
-            count,
-            self._lanes,
-            self._capacity,
-            SPEC=self.spec,
-            VALUE=self.work.value_of,
-            TRUNCATED_ONLY=truncated_only,
-            **tiling,
-        )
+        self._value_head(value, sample, count, truncated_only=truncated_only)
 
     # UPDATE
 
@@ -476,7 +439,7 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
         """Forward pass of minibatch k's chunks from `first_chunk` on, as many as fit the buffers. Returns the location
         of their sequences.
         """
-        tiling, minibatch, shape = self._gather_tiling(), self._minibatch(k), self.shape
+        minibatch, shape = self._minibatch(k), self.shape
         seq = self._sequences(minibatch.first_block + first_chunk * self.layout.chunk_blocks, 0, acting=False)
         if self._reads_in_place:
             block_m = math.gcd(
@@ -500,19 +463,7 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
                 num_warps=8,
             )
         else:
-            self.launch(
-                per_layer.gather_chunks,
-                (self._capacity // tiling["BLOCK_M"], self.spec.inputs[0] // tiling["BLOCK_N"]),
-                minibatch,
-                self._inputs(),
-                self._x,
-                self._rounded,
-                first_chunk,
-                self._slot,
-                self._lanes,
-                SPEC=self.spec,
-                **tiling,
-            )
+            self._gather_chunks(k, first_chunk)
         self._forward(0, self._capacity, save=True, begin=1 if self._reads_in_place else 0)
         self._forward_memory(seq, self._capacity // shape.length, acting=False, write=False)
         return seq

@@ -115,14 +115,14 @@ def task(backend: TorchBackend) -> dense.Task[Buffers, PPOConfig]:
         return PPOWork(learner, cycle.anneal_iterations)
 
     return dense.Task(
-        "ppo",
-        backend.policy,
-        backend.optimizer,
-        backend.buffers(),
-        backend.config,
-        cycle.minibatches.layout,
-        work,
-        WRITTEN,
-        chunks and chunks // exchange.ranks,
-        exchange,
+        name="ppo",
+        policy=backend.policy,
+        optimizer=backend.optimizer,
+        buffers=backend.buffers(),
+        coefficients=backend.config,
+        layout=cycle.minibatches.layout,
+        work=work,
+        written=WRITTEN,
+        chunks=chunks and chunks // exchange.ranks,
+        exchange=exchange,
     )

@@ -90,13 +90,13 @@ def task(backend: TorchBackend) -> dense.Task[Buffers, PQNConfig]:
         return PQNWork(learner, cycle.anneal_iterations)
 
     return dense.Task(
-        "pqn",
-        backend.policy,
-        backend.optimizer,
-        backend.buffers(),
-        backend.config,
-        cycle.minibatches.layout,
-        work,
-        WRITTEN,
+        name="pqn",
+        policy=backend.policy,
+        optimizer=backend.optimizer,
+        buffers=backend.buffers(),
+        coefficients=backend.config,
+        layout=cycle.minibatches.layout,
+        work=work,
+        written=WRITTEN,
         boards=True,
     )
