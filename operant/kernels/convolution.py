@@ -172,18 +172,18 @@ def _load_sums(sums_ptr, index, samples, SPEC: tl.constexpr):
 
 # KERNELS
 #
-# | parameter       | shape                    | meaning                                                           |
-# |-----------------|--------------------------|-------------------------------------------------------------------|
-# | observation_ptr | (T + 1, O, N)            | bytes                                                             |
-# | order_ptr       | (E, M)                   | block indices; `first` is the minibatch's first                   |
-# | params_ptr      | (P)                      | parameters                                                        |
-# | sums_ptr        | (down, samples, hidden)  | contributions of rows of positions to the dense pre-activations   |
-# | grad_z_ptr      | (samples, hidden)        | gradient in the dense pre-activations                             |
-# | grad_ptr        | (P)                      | gradient                                                          |
-# | squares_ptr     | (programs)               | sum of squares of the gradients that a program wrote              |
-# | partial_ptr     | (rows, width)            | partial sums of all gradients but the dense weight's, loss terms  |
-# | samples         | int                      | of the minibatch                                                  |
-# | lanes           | int                      | N                                                                 |
+# | parameter       | shape                   | meaning                                                          |
+# |-----------------|-------------------------|------------------------------------------------------------------|
+# | observation_ptr | (T + 1, O, N)           | bytes                                                            |
+# | order_ptr       | (E, M)                  | block indices; `first` is the minibatch's first                  |
+# | params_ptr      | (P)                     | parameters                                                       |
+# | sums_ptr        | (down, samples, hidden) | contributions of rows of positions to the dense pre-activations  |
+# | grad_z_ptr      | (samples, hidden)       | gradient in the dense pre-activations                            |
+# | grad_ptr        | (P)                     | gradient                                                         |
+# | squares_ptr     | (programs)              | sum of squares of the gradients that a program wrote             |
+# | partial_ptr     | (rows, width)           | partial sums of all gradients but the dense weight's, loss terms |
+# | samples         | int                     | of the minibatch                                                 |
+# | lanes           | int                     | N                                                                |
 
 # FORWARD
 

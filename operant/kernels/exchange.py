@@ -42,12 +42,12 @@ def exchanged(own, column, width, link, RANKS: tl.constexpr, COLUMNS: tl.constex
     """All-gather 32-bit words between the GPUs of all ranks; return them as (RANKS, COLUMNS) int32, with ranks in
     bit-reversed order.
 
-    | parameter | shape             | meaning                                                      |
-    |-----------|-------------------|--------------------------------------------------------------|
-    | own       | (1, COLUMNS) int32| this rank's words                                            |
-    | column    | (COLUMNS)         | their indices in 0 ... width - 1                             |
-    | link      | struct            | `operant.compute.exchange.Link`: outboxes (RANKS) addresses, |
-    |           |                   | inbox (2, RANKS, width), turns (programs), spent (1)         |
+    | parameter | shape              | meaning                                                      |
+    |-----------|--------------------|--------------------------------------------------------------|
+    | own       | (1, COLUMNS) int32 | this rank's words                                            |
+    | column    | (COLUMNS)          | their indices in 0 ... width - 1                             |
+    | link      | struct             | `operant.compute.exchange.Link`: outboxes (RANKS) addresses, |
+    |           |                    | inbox (2, RANKS, width), turns (programs), spent (1)         |
     """
     program = tl.program_id(0)
     turn = tl.load(link.turns + program) + 1
@@ -73,10 +73,10 @@ def exchanged(own, column, width, link, RANKS: tl.constexpr, COLUMNS: tl.constex
 def gather_words(own_ptr, gathered_ptr, size, width, link, RANKS: tl.constexpr):
     """All-gather an array of 32-bit words between the GPUs of all ranks. Grid: (width / 128,).
 
-    | parameter    | shape         | meaning                             |
-    |--------------|---------------|-------------------------------------|
-    | own_ptr      | (size)        | this rank's words                   |
-    | gathered_ptr | (RANKS, size) | words of all ranks, written         |
+    | parameter    | shape         | meaning                               |
+    |--------------|---------------|---------------------------------------|
+    | own_ptr      | (size)        | this rank's words                     |
+    | gathered_ptr | (RANKS, size) | words of all ranks, written           |
     | width        | int           | size, rounded up to a multiple of 128 |
     """
     column = tl.program_id(0) * GATHER_COLUMNS + tl.arange(0, GATHER_COLUMNS)

@@ -77,15 +77,15 @@ def forward_layer(
     """Compute activations h = f(W x + b) of hidden layer LAYER for `count` samples. Grid: (tiles, row by row; towers -
     first_tower).
 
-    | parameter       | shape   | meaning                                                                     |
-    |-----------------|---------|-----------------------------------------------------------------------------|
-    | layer           | struct  | `Layer`: source, weights, hidden and saved                                  |
-    | params_ptr      | (P)     | parameters, for the biases                                                  |
-    | normalizer_ptr  |         | read by layer 0 if its inputs are bytes                                     |
-    | truncated_ptr   | (T, N)  | read if TRUNCATED_ONLY: tiles without a truncated lane are skipped          |
-    | first, count    | int     | samples first ... first + count - 1 of the rollout are rows 0 ... count - 1 |
-    | capacity        | int     | rows of a tower in the buffers                                              |
-    | SAVE            | bool    | also store the tensor saved for the backward pass                           |
+    | parameter      | shape  | meaning                                                                     |
+    |----------------|--------|-----------------------------------------------------------------------------|
+    | layer          | struct | `Layer`: source, weights, hidden and saved                                  |
+    | params_ptr     | (P)    | parameters, for the biases                                                  |
+    | normalizer_ptr |        | read by layer 0 if its inputs are bytes                                     |
+    | truncated_ptr  | (T, N) | read if TRUNCATED_ONLY: tiles without a truncated lane are skipped          |
+    | first, count   | int    | samples first ... first + count - 1 of the rollout are rows 0 ... count - 1 |
+    | capacity       | int    | rows of a tower in the buffers                                              |
+    | SAVE           | bool   | also store the tensor saved for the backward pass                           |
 
     With layer normalization the pre-activations go to `layer.saved`, and `normalize_layer` follows.
     """
@@ -142,16 +142,16 @@ def _outputs(
 
 # HEAD
 #
-# | parameter      | shape                  | meaning                                                      |
-# |----------------|------------------------|--------------------------------------------------------------|
-# | h_ptr          | (towers, capacity, H)  | activations of the last hidden layer                         |
-# | packed_ptr     |                        | packed weights, see `packing.pack`                           |
-# | params_ptr     | (P)                    | parameters, for biases and log_std                           |
-# | truncated_ptr  | (T, N)                 | truncated lanes                                              |
-# | legal_mask_ptr | (T + 1, H, N)          | legal actions                                                |
-# | acting         | struct                 | what SAMPLE reads and writes                                 |
-# | value_ptr      | (T + 1, N) or (T, N)   | values, written                                              |
-# | first, count   | int                    | rows 0 ... count - 1 are lanes (act) or samples from first on|
+# | parameter      | shape                 | meaning                                                       |
+# |----------------|-----------------------|---------------------------------------------------------------|
+# | h_ptr          | (towers, capacity, H) | activations of the last hidden layer                          |
+# | packed_ptr     |                       | packed weights, see `packing.pack`                            |
+# | params_ptr     | (P)                   | parameters, for biases and log_std                            |
+# | truncated_ptr  | (T, N)                | truncated lanes                                               |
+# | legal_mask_ptr | (T + 1, H, N)         | legal actions                                                 |
+# | acting         | struct                | what SAMPLE reads and writes                                  |
+# | value_ptr      | (T + 1, N) or (T, N)  | values, written                                               |
+# | first, count   | int                   | rows 0 ... count - 1 are lanes (act) or samples from first on |
 
 
 @triton.jit(do_not_specialize=["t", "first", "count"])
@@ -243,15 +243,15 @@ def backward_head(
 
     Grid: (tiles, towers).
 
-    | parameter   | shape  | meaning                                                                          |
-    |-------------|--------|----------------------------------------------------------------------------------|
-    | minibatch   | struct | `Minibatch`                                                                      |
-    | inputs      | struct | `Inputs`, for legal actions                                                      |
-    | samples     | struct | what LOSS reads of the rollout                                                   |
-    | head        | struct | `Head`: hidden, saved, packed; grad_out, grad_in and tile_sums are written       |
-    | first_chunk | int    | chunk of the first slot                                                          |
-    | slot        | int    | rows of a chunk                                                                  |
-    | tiles       | int    | tiles of a tower in `head.tile_sums`                                             |
+    | parameter   | shape  | meaning                                                                    |
+    |-------------|--------|----------------------------------------------------------------------------|
+    | minibatch   | struct | `Minibatch`                                                                |
+    | inputs      | struct | `Inputs`, for legal actions                                                |
+    | samples     | struct | what LOSS reads of the rollout                                             |
+    | head        | struct | `Head`: hidden, saved, packed; grad_out, grad_in and tile_sums are written |
+    | first_chunk | int    | chunk of the first slot                                                    |
+    | slot        | int    | rows of a chunk                                                            |
+    | tiles       | int    | tiles of a tower in `head.tile_sums`                                       |
 
     With layer normalization `head.grad_in` is the gradient in layer L - 1's activations.
     """
@@ -326,13 +326,13 @@ def backward_layer(
     """Compute the gradient in layer LAYER - 1's pre-activations, `grad_in`, from that in layer LAYER's, `grad_out`:
     grad_in = (grad_out W) f'(z). Grid: (tiles, row by row; towers).
 
-    | parameter      | shape                        | meaning                                                       |
-    |----------------|------------------------------|---------------------------------------------------------------|
-    | grad_out_ptr   | (towers, capacity, outputs)  | gradient in layer LAYER's pre-activations                     |
-    | packed_ptr     |                              | packed weights, see `packing.pack`                            |
-    | saved_ptr      | (towers, capacity, inputs)   | saved tensor of layer LAYER - 1, for f'(z)                    |
-    | grad_in_ptr    | (towers, capacity, inputs)   | written; with layer normalization the gradient in activations |
-    | tile_sums_ptr  | (towers, tiles, width)       | written: the bias's gradient of each tile                     |
+    | parameter     | shape                       | meaning                                                       |
+    |---------------|-----------------------------|---------------------------------------------------------------|
+    | grad_out_ptr  | (towers, capacity, outputs) | gradient in layer LAYER's pre-activations                     |
+    | packed_ptr    |                             | packed weights, see `packing.pack`                            |
+    | saved_ptr     | (towers, capacity, inputs)  | saved tensor of layer LAYER - 1, for f'(z)                    |
+    | grad_in_ptr   | (towers, capacity, inputs)  | written; with layer normalization the gradient in activations |
+    | tile_sums_ptr | (towers, tiles, width)      | written: the bias's gradient of each tile                     |
     """
     IN: tl.constexpr = SPEC.inputs[LAYER]
     OUT: tl.constexpr = SPEC.widths[LAYER]
@@ -378,12 +378,12 @@ def weight_gradient(
     """Sum the weight gradient dW = g^T x of layer LAYER over the rows of each chunk. Grid: (tiles of W, row by row;
     chunks; towers).
 
-    | parameter    | shape                        | meaning                                                         |
-    |--------------|------------------------------|-----------------------------------------------------------------|
-    | grad_ptr     | (towers, capacity, outputs)  | gradient in the layer's pre-activations                         |
-    | x_ptr        | (towers, capacity, inputs)   | the layer's inputs; layer 0: (capacity, inputs)                 |
-    | partial_ptr  | (chunks, width)              | written: row first_chunk + slot index                           |
-    | slot         | int                          | rows of a chunk                                                 |
+    | parameter   | shape                       | meaning                                         |
+    |-------------|-----------------------------|-------------------------------------------------|
+    | grad_ptr    | (towers, capacity, outputs) | gradient in the layer's pre-activations         |
+    | x_ptr       | (towers, capacity, inputs)  | the layer's inputs; layer 0: (capacity, inputs) |
+    | partial_ptr | (chunks, width)             | written: row first_chunk + slot index           |
+    | slot        | int                         | rows of a chunk                                 |
 
     BLOCK_M divides the outputs; BLOCK_N need not divide the inputs of layer 0.
     """
@@ -465,12 +465,12 @@ def add_tile_sums(
     """Sum biases' gradients and loss terms, which other kernels stored per tile of rows, over each chunk's tiles into
     its row of partial sums. Grid: (chunks, towers, sections of a row).
 
-    | parameter                           | shape                  | meaning                                         |
-    |-------------------------------------|------------------------|-------------------------------------------------|
-    | tile_sums_ptr                       | (towers, tiles, width) | sums over the rows of each tile                 |
-    | partial_ptr                         | (chunks, width)        | written: row first_chunk + program 0            |
-    | chunk_tiles, chunk_head_tiles,      | int                    | tiles of a chunk: of the layers, of the head,   |
-    | chunk_norm_tiles                    |                        | of layer normalization                          |
+    | parameter                      | shape                  | meaning                                       |
+    |--------------------------------|------------------------|-----------------------------------------------|
+    | tile_sums_ptr                  | (towers, tiles, width) | sums over the rows of each tile               |
+    | partial_ptr                    | (chunks, width)        | written: row first_chunk + program 0          |
+    | chunk_tiles, chunk_head_tiles, | int                    | tiles of a chunk: of the layers, of the head, |
+    | chunk_norm_tiles               |                        | of layer normalization                        |
 
     Sections 0 ... L - 2 are biases of layers 1 ... L - 1, section L - 1 the head's bias, log_std and the loss terms,
     sections L ... 2 L - 1 gains and biases of layer normalization.
@@ -545,17 +545,17 @@ def add_tile_sums(
 # Hinton
 # 2016. A program takes whole rows of one tower. Units beyond a layer's width are zero in z, and stay zero.
 #
-# | parameter     | shape                      | meaning                                                             |
-# |---------------|----------------------------|---------------------------------------------------------------------|
-# | z_ptr         | (towers, capacity, units)  | pre-activations of the layer's product                              |
-# | h_ptr         | (towers, capacity, units)  | activations, written                                                |
-# | grad_ptr      | (towers, capacity, units)  | gradient in h, replaced by that in z                                |
-# | params_ptr    | (P)                        | parameters                                                          |
-# | truncated_ptr | (T, N)                     | read if TRUNCATED_ONLY: tiles without a truncated lane are skipped  |
-# | tile_sums_ptr | (towers, tiles, width)     | sums over a tile's rows, written; see `Spec.tile_sums`              |
-# | first, count  | int                        | samples first ... first + count - 1 of the rollout are rows 0 ...   |
-# | capacity      | int                        | rows of a tower in the buffers                                      |
-# | units         |                            | padded width `SPEC.widths[LAYER]`                                   |
+# | parameter     | shape                     | meaning                                                            |
+# |---------------|---------------------------|--------------------------------------------------------------------|
+# | z_ptr         | (towers, capacity, units) | pre-activations of the layer's product                             |
+# | h_ptr         | (towers, capacity, units) | activations, written                                               |
+# | grad_ptr      | (towers, capacity, units) | gradient in h, replaced by that in z                               |
+# | params_ptr    | (P)                       | parameters                                                         |
+# | truncated_ptr | (T, N)                    | read if TRUNCATED_ONLY: tiles without a truncated lane are skipped |
+# | tile_sums_ptr | (towers, tiles, width)    | sums over a tile's rows, written; see `Spec.tile_sums`             |
+# | first, count  | int                       | samples first ... first + count - 1 of the rollout are rows 0 ...  |
+# | capacity      | int                       | rows of a tower in the buffers                                     |
+# | units         |                           | padded width `SPEC.widths[LAYER]`                                  |
 
 
 @triton.jit

@@ -181,14 +181,14 @@ def muon_step(
     """Step small matrices, one a program: clip by the gradient's norm, then w <- w - 0.2 lr sqrt(max(m, n)) U V^T,
     where U S V^T is the matrix's momentum. Grid: (matrices,).
 
-    | parameter    | shape          | meaning                                                  |
-    |--------------|----------------|----------------------------------------------------------|
-    | params_ptr   | (P)            | parameters, updated                                      |
-    | grad_ptr     | (P)            | gradient; that of the matrices is set to zero            |
-    | momentum_ptr | (P)            | momentum, updated                                        |
-    | matrices_ptr | (matrices, 3)  | offset in the flat vectors, rows, columns                |
-    | squares_ptr  | (blocks)       | partial sums of squares of the whole gradient            |
-    | skip_ptr     | (1)            | above 0: momentum and parameters stay                    |
+    | parameter    | shape         | meaning                                       |
+    |--------------|---------------|-----------------------------------------------|
+    | params_ptr   | (P)           | parameters, updated                           |
+    | grad_ptr     | (P)           | gradient; that of the matrices is set to zero |
+    | momentum_ptr | (P)           | momentum, updated                             |
+    | matrices_ptr | (matrices, 3) | offset in the flat vectors, rows, columns     |
+    | squares_ptr  | (blocks)      | partial sums of squares of the whole gradient |
+    | skip_ptr     | (1)           | above 0: momentum and parameters stay         |
     """
     # g <- g min(1, max_norm / |g|)
     block = tl.arange(0, BLOCKS)

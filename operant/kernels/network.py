@@ -6,15 +6,15 @@ beyond a layer's width are zero before and after every activation. `SPEC` is a `
 Parameters lie in one flat vector, at the offsets that `SPEC` names. A tower is 0 for the actor, 1 for the critic; a
 shared trunk has tower 0 alone, which computes both heads. `load_network` returns a tuple:
 
-| element     | shape                        | meaning                                              |
-|-------------|------------------------------|------------------------------------------------------|
-| first       | (H_0, columns_pad)           | first weight in float32, its bias in column K        |
-| weights     | L - 1 of (H_k+1, H_k)        | later weights as operands                            |
-| biases      | L - 1 of (H_k+1)             | later biases                                         |
-| last        | (out_pad, H_L-1)             | head: rows of the distribution, then of the value    |
-| last_bias   | (out_pad)                    | its bias                                             |
-| gains       | L of (H_k), or ()            | layer normalization's gains                          |
-| norm_biases | L of (H_k), or ()            | layer normalization's biases                         |
+| element     | shape                 | meaning                                           |
+|-------------|-----------------------|---------------------------------------------------|
+| first       | (H_0, columns_pad)    | first weight in float32, its bias in column K     |
+| weights     | L - 1 of (H_k+1, H_k) | later weights as operands                         |
+| biases      | L - 1 of (H_k+1)      | later biases                                      |
+| last        | (out_pad, H_L-1)      | head: rows of the distribution, then of the value |
+| last_bias   | (out_pad)             | its bias                                          |
+| gains       | L of (H_k), or ()     | layer normalization's gains                       |
+| norm_biases | L of (H_k), or ()     | layer normalization's biases                      |
 
 H_k are the padded widths `SPEC.hidden_pad` of the L hidden layers.
 """

@@ -6,10 +6,10 @@ Shapes: T steps, N lanes, O features of an observation, K = `SPEC.columns` colum
 
 Normalizer tables (see `FeatureTable`):
 
-| observation                                     | table  | rows                                            |
-|-------------------------------------------------|--------|-------------------------------------------------|
-| features alike (numeric, or k categories each)  | (2, O) | mean, inv_std                                   |
-| numeric and categorical (SPEC.partial_one_hot)  | (4, K) | feature, category (-1: numeric), mean, inv_std  |
+| observation                                    | table  | rows                                           |
+|------------------------------------------------|--------|------------------------------------------------|
+| features alike (numeric, or k categories each) | (2, O) | mean, inv_std                                  |
+| numeric and categorical (SPEC.partial_one_hot) | (4, K) | feature, category (-1: numeric), mean, inv_std |
 """
 
 from __future__ import annotations
@@ -137,12 +137,12 @@ def load_normalized(observation_ptr, normalizer_ptr, lane, in_bounds, t, lanes, 
     """Load observations of step t as the first layer's input, (rows, columns_pad) float32: one-hot encoded and
     normalized, not yet rounded to an operand.
 
-    | parameter       | shape        | meaning                        |
-    |-----------------|--------------|--------------------------------|
-    | observation_ptr | (T + 1, O, N)| float32 or uint8               |
-    | lane            | (rows)       | lanes to load                  |
-    | in_bounds       | (rows)       | rows to load; others are zero  |
-    | t, lanes        | scalars      | step, N                        |
+    | parameter       | shape         | meaning                       |
+    |-----------------|---------------|-------------------------------|
+    | observation_ptr | (T + 1, O, N) | float32 or uint8              |
+    | lane            | (rows)        | lanes to load                 |
+    | in_bounds       | (rows)        | rows to load; others are zero |
+    | t, lanes        | scalars       | step, N                       |
     """
     column = tl.arange(0, SPEC.columns_pad)
     feature = feature_of(column, normalizer_ptr, SPEC)

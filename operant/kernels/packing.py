@@ -103,12 +103,12 @@ def pack(params_ptr, first_ptr, packed_ptr, SPEC: tl.constexpr):
     """Copy all weights, zero-padded, in the type of the matrix products: bfloat16, or float32 rounded to tf32. Grid:
     (max(widths) / 16, L + 1, towers).
 
-    | parameter  | shape                        | meaning                                                         |
-    |------------|------------------------------|-----------------------------------------------------------------|
-    | params_ptr | (P)                          | parameters                                                      |
-    | first_ptr  | (towers, H_0, inputs[0])     | layer 0's weight, written; float32 unless the inputs are bytes  |
-    | packed_ptr | (SPEC.packed[-1])            | per later layer the weight (towers, outputs, inputs), then its  |
-    |            |                              | transpose (towers, inputs, outputs), written                    |
+    | parameter  | shape                    | meaning                                                        |
+    |------------|--------------------------|----------------------------------------------------------------|
+    | params_ptr | (P)                      | parameters                                                     |
+    | first_ptr  | (towers, H_0, inputs[0]) | layer 0's weight, written; float32 unless the inputs are bytes |
+    | packed_ptr | (SPEC.packed[-1])        | per later layer the weight (towers, outputs, inputs), then its |
+    |            |                          | transpose (towers, inputs, outputs), written                   |
     """
     start, layer, tower = tl.program_id(0) * 16, tl.program_id(1), tl.program_id(2)
     row = (start + tl.arange(0, 16))[:, None]
@@ -160,13 +160,13 @@ def _store_features(
 #
 # Grid of each: (tiles of BLOCK_M rows, inputs[0] / BLOCK_N).
 #
-# | parameter     | shape                  | meaning                                                               |
-# |---------------|------------------------|-----------------------------------------------------------------------|
-# | inputs        | struct                 | `Inputs`: observations (T + 1, O, N), normalizer                      |
-# | x_ptr         | (capacity, inputs[0])  | encoded samples, written: uint8, or float32 rounded to tf32           |
-# | rounded_ptr   | (capacity, inputs[0])  | in bf16: the same as operands, written                                |
-# | lanes         | int                    | N                                                                     |
-# | BLOCK         | int                    | neighbouring lanes of a block                                         |
+# | parameter   | shape                 | meaning                                                     |
+# |-------------|-----------------------|-------------------------------------------------------------|
+# | inputs      | struct                | `Inputs`: observations (T + 1, O, N), normalizer            |
+# | x_ptr       | (capacity, inputs[0]) | encoded samples, written: uint8, or float32 rounded to tf32 |
+# | rounded_ptr | (capacity, inputs[0]) | in bf16: the same as operands, written                      |
+# | lanes       | int                   | N                                                           |
+# | BLOCK       | int                   | neighbouring lanes of a block                               |
 
 
 @triton.jit(do_not_specialize=["first", "count"])

@@ -46,12 +46,12 @@ def explore(greedy, legal_mask, acting, t, lane, in_bounds, lanes, ACTIONS: tl.c
     """Store epsilon-greedy actions of step t: the greedy action of each lane, or with probability epsilon a legal one
     drawn uniformly.
 
-    | parameter  | shape           | meaning                                 |
-    |------------|-----------------|-----------------------------------------|
-    | greedy     | (rows)          | greedy actions                          |
-    | legal_mask | (rows, out_pad) | read if LEGAL                           |
-    | acting     | struct          | `QActing`                               |
-    | lane       | (rows)          | lane of each row                        |
+    | parameter  | shape           | meaning          |
+    |------------|-----------------|------------------|
+    | greedy     | (rows)          | greedy actions   |
+    | legal_mask | (rows, out_pad) | read if LEGAL    |
+    | acting     | struct          | `QActing`        |
+    | lane       | (rows)          | lane of each row |
     """
     offset = 2 * t * lanes + lane
     epsilon = tl.load(acting.epsilon + lane * acting.epsilon_stride, mask=in_bounds, other=0.0)

@@ -4,14 +4,14 @@ Observations are given by pointers, for batches drawn from a replay. One program
 sums. Parameters are read from the flat vector. A first layer of more than 64 columns is multiplied 64 columns at a
 time. Knows no loss.
 
-| parameter       | shape            | meaning                                                          |
-|-----------------|------------------|------------------------------------------------------------------|
-| rows_ptr        | (rows) pointers  | first feature of each observation                                |
-| stride          | int              | distance between features: 1 in a replay, N in a rollout         |
-| params_ptr      | (P)              | parameters                                                       |
-| normalizer_ptr  |                  | table, see `operant.kernels.observations`                        |
-| in_bounds       | (rows)           | rows of the batch                                                |
-| grad_ptr        | (P)              | gradient of the tile, written                                    |
+| parameter      | shape           | meaning                                                  |
+|----------------|-----------------|----------------------------------------------------------|
+| rows_ptr       | (rows) pointers | first feature of each observation                        |
+| stride         | int             | distance between features: 1 in a replay, N in a rollout |
+| params_ptr     | (P)             | parameters                                               |
+| normalizer_ptr |                 | table, see `operant.kernels.observations`                |
+| in_bounds      | (rows)          | rows of the batch                                        |
+| grad_ptr       | (P)             | gradient of the tile, written                            |
 """
 
 from __future__ import annotations

@@ -33,12 +33,12 @@ class Moments(NamedTuple):
 def adam(x, grad, m, v, step_size, root_correction, epsilon):
     """Return parameters and running averages (x, m, v) after one step of Adam.
 
-    | parameter       | shape         | meaning                             |
-    |-----------------|---------------|-------------------------------------|
-    | x, grad         | any shape     | parameters, their gradient          |
-    | m, v            | as x          | running averages of grad and grad^2 |
-    | step_size       | scalar        | learning rate / c1                  |
-    | root_correction | scalar        | c2 = sqrt(1 - b2^t)                 |
+    | parameter       | shape     | meaning                             |
+    |-----------------|-----------|-------------------------------------|
+    | x, grad         | any shape | parameters, their gradient          |
+    | m, v            | as x      | running averages of grad and grad^2 |
+    | step_size       | scalar    | learning rate / c1                  |
+    | root_correction | scalar    | c2 = sqrt(1 - b2^t)                 |
     """
     m = BETA_1 * m + (1.0 - BETA_1) * grad
     v = BETA_2 * v + (1.0 - BETA_2) * grad * grad
@@ -77,11 +77,11 @@ def store_corrections(corrections_ptr, step, FLOAT64: tl.constexpr):
 def count_step(steps_ptr, corrections_ptr, skipped, FLOAT64: tl.constexpr = True):
     """Increment the step counter t and store its bias corrections; no increment where `skipped` is 1.
 
-    | parameter       | shape  | meaning                                               |
-    |-----------------|--------|-------------------------------------------------------|
-    | steps_ptr       | scalar | t as float32, read and written                        |
-    | corrections_ptr | (2)    | c1 and c2 of t, written                               |
-    | skipped         | scalar | 1.0 where the step is skipped (target KL, warm-up)    |
+    | parameter       | shape  | meaning                                            |
+    |-----------------|--------|----------------------------------------------------|
+    | steps_ptr       | scalar | t as float32, read and written                     |
+    | corrections_ptr | (2)    | c1 and c2 of t, written                            |
+    | skipped         | scalar | 1.0 where the step is skipped (target KL, warm-up) |
     """
     step = tl.load(steps_ptr) + (1.0 - skipped)
     tl.store(steps_ptr, step)
@@ -109,17 +109,17 @@ def adam_step(
 ):
     """Clip the gradient by its global norm and step the parameters. Grid: (cdiv(size, BLOCK_SIZE),).
 
-    | parameter         | shape   | meaning                                                              |
-    |-------------------|---------|----------------------------------------------------------------------|
-    | x_ptr             | (P)     | parameters, updated                                                  |
-    | grad_ptr          | (P)     | gradient before clipping                                             |
-    | moments           | struct  | `Moments`: first (P), second (P), both updated; corrections (2), read |
-    | squares_ptr       | (blocks)| partial sums of the gradient's squares                               |
-    | size              | scalar  | P                                                                    |
-    | skip_ptr          | scalar  | above 0: store nothing but the norm                                  |
-    | learning_rate_ptr | scalar  | learning rate                                                        |
-    | norm_sum_ptr      | scalar  | incremented by the norm before clipping                              |
-    | max_norm, epsilon | scalars | clipping threshold, Adam's epsilon                                   |
+    | parameter         | shape    | meaning                                                               |
+    |-------------------|----------|-----------------------------------------------------------------------|
+    | x_ptr             | (P)      | parameters, updated                                                   |
+    | grad_ptr          | (P)      | gradient before clipping                                              |
+    | moments           | struct   | `Moments`: first (P), second (P), both updated; corrections (2), read |
+    | squares_ptr       | (blocks) | partial sums of the gradient's squares                                |
+    | size              | scalar   | P                                                                     |
+    | skip_ptr          | scalar   | above 0: store nothing but the norm                                   |
+    | learning_rate_ptr | scalar   | learning rate                                                         |
+    | norm_sum_ptr      | scalar   | incremented by the norm before clipping                               |
+    | max_norm, epsilon | scalars  | clipping threshold, Adam's epsilon                                    |
     """
     program = tl.program_id(0)
     # g <- g min(1, max_norm / |g|)

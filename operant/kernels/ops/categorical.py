@@ -17,13 +17,13 @@ ILLEGAL = tl.constexpr(-1e9)
 def load_legal_mask(legal_mask_ptr, sample, t, in_bounds, lanes, SPEC: tl.constexpr):
     """Load the legal-action mask (rows, out_pad) of samples t N + n: 0 for illegal actions, 1 for all other columns.
 
-    | parameter      | shape        | meaning                           |
-    |----------------|--------------|-----------------------------------|
-    | legal_mask_ptr | (T + 1, H, N)| uint8                             |
-    | sample         | (rows)       | t N + n                           |
-    | t              | (rows) or () | step of each sample               |
-    | in_bounds      | (rows)       | rows to load; others are all 1    |
-    | lanes          | scalar       | N                                 |
+    | parameter      | shape         | meaning                        |
+    |----------------|---------------|--------------------------------|
+    | legal_mask_ptr | (T + 1, H, N) | uint8                          |
+    | sample         | (rows)        | t N + n                        |
+    | t              | (rows) or ()  | step of each sample            |
+    | in_bounds      | (rows)        | rows to load; others are all 1 |
+    | lanes          | scalar        | N                              |
     """
     column = tl.arange(0, SPEC.out_pad)
     mask = in_bounds[:, None] & (column < SPEC.head_rows)[None, :]
@@ -68,12 +68,12 @@ def sample_choice(p, column, uniform, SPEC: tl.constexpr, CHOICE: tl.constexpr):
     """Sample the action of choice number CHOICE (several for MultiDiscrete) by the inverse transform: the first whose
     cumulative probability exceeds `uniform`.
 
-    | parameter | shape           | meaning                                |
-    |-----------|-----------------|----------------------------------------|
-    | p         | (rows, out_pad) | probabilities from `categorical`       |
-    | column    | (out_pad)       | tl.arange(0, out_pad)                  |
-    | uniform   | (rows)          | noise in [0, 1)                        |
-    | returns   | (rows) int32    | action, 0 ... SPEC.sizes[CHOICE] - 1   |
+    | parameter | shape           | meaning                              |
+    |-----------|-----------------|--------------------------------------|
+    | p         | (rows, out_pad) | probabilities from `categorical`     |
+    | column    | (out_pad)       | tl.arange(0, out_pad)                |
+    | uniform   | (rows)          | noise in [0, 1)                      |
+    | returns   | (rows) int32    | action, 0 ... SPEC.sizes[CHOICE] - 1 |
     """
     START: tl.constexpr = SPEC.starts[CHOICE]
     END: tl.constexpr = SPEC.starts[CHOICE + 1]

@@ -23,13 +23,13 @@ def gaussian_log_density(mean, action, log_std, mask, SPEC: tl.constexpr):
     """Return the log density of raw actions, summed over their components, and the standardized actions (a - mean) /
     std.
 
-    | parameter    | shape           | meaning                                          |
-    |--------------|-----------------|--------------------------------------------------|
-    | mean, action | (rows, out_pad) | means, raw actions (before tanh)                 |
-    | log_std      | (out_pad)       | log standard deviations                          |
-    | mask         | (1, out_pad)    | true for the columns that are means              |
-    | returns      | (rows)          | log density; with SPEC.squash that of tanh(a)    |
-    |              | (rows, out_pad) | (a - mean) / std, zero outside of the mask       |
+    | parameter    | shape           | meaning                                       |
+    |--------------|-----------------|-----------------------------------------------|
+    | mean, action | (rows, out_pad) | means, raw actions (before tanh)              |
+    | log_std      | (out_pad)       | log standard deviations                       |
+    | mask         | (1, out_pad)    | true for the columns that are means           |
+    | returns      | (rows)          | log density; with SPEC.squash that of tanh(a) |
+    |              | (rows, out_pad) | (a - mean) / std, zero outside of the mask    |
     """
     standardized = tl.where(mask, (action - mean) * tl.exp(-log_std)[None, :], 0.0)
     # log p = -1/2 ((a - mean) / std)^2 - log std - 1/2 log 2 pi

@@ -2,15 +2,15 @@
 
 x_hat = (z - mean) / sqrt(variance + epsilon) over a row's units, y = gain x_hat + bias.
 
-| parameter     | shape                | meaning                                                          |
-|---------------|----------------------|------------------------------------------------------------------|
-| z             | (rows, units_pad)    | pre-activations; zero beyond `WIDTH` units                       |
-| mask          | (1, units_pad)       | true for the first WIDTH units                                   |
-| x_hat         | (rows, units_pad)    | standardized z                                                   |
-| inv_std       | (rows)               | 1 / sqrt(variance + epsilon)                                     |
-| gain          | (1, units_pad)       | learned gain                                                     |
-| WIDTH         | int                  | units without padding                                            |
-| MASKED        | bool                 | units_pad may exceed WIDTH: results are zero beyond WIDTH        |
+| parameter | shape             | meaning                                                   |
+|-----------|-------------------|-----------------------------------------------------------|
+| z         | (rows, units_pad) | pre-activations; zero beyond `WIDTH` units                |
+| mask      | (1, units_pad)    | true for the first WIDTH units                            |
+| x_hat     | (rows, units_pad) | standardized z                                            |
+| inv_std   | (rows)            | 1 / sqrt(variance + epsilon)                              |
+| gain      | (1, units_pad)    | learned gain                                              |
+| WIDTH     | int               | units without padding                                     |
+| MASKED    | bool              | units_pad may exceed WIDTH: results are zero beyond WIDTH |
 """
 
 from __future__ import annotations

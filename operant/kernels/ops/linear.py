@@ -97,13 +97,13 @@ def add_product(a, b, total, SPEC: tl.constexpr):
 def add_tile_product(a_ptr, b_ptr, row, column, total, SPEC: tl.constexpr, IN: tl.constexpr, BLOCK_K: tl.constexpr):
     """Return `total` plus one tile of the product A B^T, summed in steps of BLOCK_K.
 
-    | parameter | shape              | meaning                                            |
-    |-----------|--------------------|----------------------------------------------------|
-    | a_ptr     | (., IN) row-major  | left operand, e.g. activations (samples, inputs)   |
-    | b_ptr     | (., IN) row-major  | right operand, e.g. weights (outputs, inputs)      |
-    | row       | (BLOCK_M)          | rows of A                                          |
-    | column    | (BLOCK_N)          | rows of B                                          |
-    | total     | (BLOCK_M, BLOCK_N) | accumulator                                        |
+    | parameter | shape              | meaning                                          |
+    |-----------|--------------------|--------------------------------------------------|
+    | a_ptr     | (., IN) row-major  | left operand, e.g. activations (samples, inputs) |
+    | b_ptr     | (., IN) row-major  | right operand, e.g. weights (outputs, inputs)    |
+    | row       | (BLOCK_M)          | rows of A                                        |
+    | column    | (BLOCK_N)          | rows of B                                        |
+    | total     | (BLOCK_M, BLOCK_N) | accumulator                                      |
     """
     k = tl.arange(0, BLOCK_K)
     a = a_ptr + row[:, None] * IN + k[None, :]

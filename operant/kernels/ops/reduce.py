@@ -75,15 +75,15 @@ def store_total(
 #
 # Grid of each: (width / 32,). S = SHARDS, R = SHARD_ROWS, P parameters, 32 columns of loss terms after them.
 #
-# | parameter       | shape           | meaning                                                              |
-# |-----------------|-----------------|----------------------------------------------------------------------|
-# | partial_ptr     | (S R, width)    | partial sums; width = P + 32                                         |
-# | grad_ptr        | (P)             | gradient, written                                                    |
-# | squares_ptr     | (P / 32)        | sum of squares of each block of 32 gradients, written                |
-# | x_ptr           | (P)             | parameters, passed to RECORD                                         |
-# | update          | struct          | the algorithm's statistics, passed to RECORD                         |
-# | link            | struct          | memory of the other ranks, see `operant.compute.exchange.Link`       |
-# | RECORD          | device function | `RECORD(terms (32), column (32), x_ptr, update, SPEC)`               |
+# | parameter   | shape           | meaning                                                        |
+# |-------------|-----------------|----------------------------------------------------------------|
+# | partial_ptr | (S R, width)    | partial sums; width = P + 32                                   |
+# | grad_ptr    | (P)             | gradient, written                                              |
+# | squares_ptr | (P / 32)        | sum of squares of each block of 32 gradients, written          |
+# | x_ptr       | (P)             | parameters, passed to RECORD                                   |
+# | update      | struct          | the algorithm's statistics, passed to RECORD                   |
+# | link        | struct          | memory of the other ranks, see `operant.compute.exchange.Link` |
+# | RECORD      | device function | `RECORD(terms (32), column (32), x_ptr, update, SPEC)`         |
 
 
 @triton.jit

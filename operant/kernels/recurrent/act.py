@@ -3,19 +3,19 @@
     act          encoder, cells and heads of a tile of lanes in one launch; the states are updated in place
     first_layer  first layer of a minibatch's rows, read directly from the rollout
 
-| parameter        | shape            | meaning                                                       |
-|------------------|------------------|---------------------------------------------------------------|
-| inputs           | Inputs           | observations, normalizer, legal actions                       |
-| acting           | Acting           | outputs of acting: actions, log-probabilities, values         |
-| final            | Finals           | true final observations and their values                      |
-| parameters_ptr   | flat             | parameter vector of the policy                                |
-| first_weight_ptr | (columns, H)     | packed weight of the first layer                              |
-| packed_ptr       | (L, 2, K P, P)   | packed weights of the recurrent layers                        |
-| seq              | Sequences        | states and ends of episodes                                   |
-| x_ptr            | (rows, columns)  | features of the first layer, saved for its weight gradient    |
-| hidden_ptr       | (rows, H)        | activations of the first layer                                |
-| saved_ptr        | (rows, H)        | saved tensor of its activation                                |
-| t, lanes         |                  | step of the rollout, number of lanes                          |
+| parameter        | shape           | meaning                                                    |
+|------------------|-----------------|------------------------------------------------------------|
+| inputs           | Inputs          | observations, normalizer, legal actions                    |
+| acting           | Acting          | outputs of acting: actions, log-probabilities, values      |
+| final            | Finals          | true final observations and their values                   |
+| params_ptr       | flat            | parameter vector of the policy                             |
+| first_weight_ptr | (columns, H)    | packed weight of the first layer                           |
+| packed_ptr       | (L, 2, K P, P)  | packed weights of the recurrent layers                     |
+| seq              | Sequences       | states and ends of episodes                                |
+| x_ptr            | (rows, columns) | features of the first layer, saved for its weight gradient |
+| hidden_ptr       | (rows, H)       | activations of the first layer                             |
+| saved_ptr        | (rows, H)       | saved tensor of its activation                             |
+| t, lanes         |                 | step of the rollout, number of lanes                       |
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def _first_product(x, weight, SPEC: tl.constexpr):
 
 
 @triton.jit
-def _later_weights(parameters_ptr, SPEC: tl.constexpr):
+def _later_weights(params_ptr, SPEC: tl.constexpr):
     """Load weights of the encoder's later layers as right operands, a tuple, rounded as packed weights are."""
     weights = ()
     for k in tl.static_range(len(SPEC.weights)):
         weight = load_matrix(
-            parameters_ptr + SPEC.weights[k],
+            params_ptr + SPEC.weights[k],
             SPEC.hidden[k + 1],
             SPEC.hidden[k],
             SPEC.hidden_pad[k + 1],
@@ -99,7 +99,7 @@ def _outputs_in_tiles(
     h,
     total,
     packed_ptr,
-    parameters_ptr,
+    params_ptr,
     seq,
     lane,
     keep,
@@ -118,12 +118,12 @@ def _outputs_in_tiles(
     operand = rounded_operand(h * keep[:, None], SHAPE)
     for start in tl.range(0, SHAPE.pad, UNITS, num_stages=2):
         unit = start + tl.arange(0, UNITS)
-        out = step_units(x, operand, packed_ptr, parameters_ptr, seq, lane, unit, keep, in_bounds, lanes, SHAPE, WRITE)
+        out = step_units(x, operand, packed_ptr, params_ptr, seq, lane, unit, keep, in_bounds, lanes, SHAPE, WRITE)
         offset = row * SHAPE.units + unit[:, None]
         head = tl.where(
             row < SPEC.head_rows,
-            parameters_ptr + SPEC.head_weight + offset,
-            parameters_ptr + SPEC.value_weight + 0 * row + unit[:, None],
+            params_ptr + SPEC.head_weight + offset,
+            params_ptr + SPEC.value_weight + 0 * row + unit[:, None],
         )
         total = add_product(
             out,
@@ -139,7 +139,7 @@ def act(
     inputs,
     acting,
     final,
-    parameters_ptr,
+    params_ptr,
     first_weight_ptr,
     packed_ptr,
     seq,
@@ -174,10 +174,10 @@ def act(
         weight = _load_packed_first(first_weight_ptr, tl.arange(0, SPEC.columns_pad), SPEC)
     weights = load_weights(packed_ptr, SHAPE)
     states = load_states(seq, lane, in_bounds, lanes, SHAPE)
-    network, later = load_network(parameters_ptr, 0, SPEC, False), _later_weights(parameters_ptr, SPEC)
-    head_bias = out_bias(parameters_ptr, 0, SPEC)
+    network, later = load_network(params_ptr, 0, SPEC, False), _later_weights(params_ptr, SPEC)
+    head_bias = out_bias(params_ptr, 0, SPEC)
     if not SHAPE.act_tiled:
-        head = rounded_operand(load_last(parameters_ptr, 0, SPEC), SHAPE)
+        head = rounded_operand(load_last(params_ptr, 0, SPEC), SHAPE)
     first_run = 1
     if FINALS:
         first_run = tl.where(tl.sum(truncated.to(tl.int32), axis=0) > 0, 0, 1)
@@ -202,7 +202,7 @@ def act(
                 states[0],
                 out,
                 packed_ptr,
-                parameters_ptr,
+                params_ptr,
                 seq,
                 lane,
                 run_keep,
@@ -215,7 +215,7 @@ def act(
             )
         else:
             x = step_layers(
-                x, states, weights, packed_ptr, parameters_ptr, seq, lane, run_keep, in_bounds, lanes, SHAPE, write
+                x, states, weights, packed_ptr, params_ptr, seq, lane, run_keep, in_bounds, lanes, SHAPE, write
             )
             out = add_product(x, tl.trans(head), out, SHAPE)
         value = select_column(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows)
@@ -224,7 +224,7 @@ def act(
         elif LAST:
             tl.store(acting.value + t * lanes + lane, value, mask=in_bounds)
         else:
-            SAMPLE(out, lane, in_bounds, inputs.legal_mask, acting, parameters_ptr, 0, t, lanes, SPEC)
+            SAMPLE(out, lane, in_bounds, inputs.legal_mask, acting, params_ptr, 0, t, lanes, SPEC)
 
 
 @triton.jit

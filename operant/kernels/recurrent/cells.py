@@ -7,16 +7,16 @@ LSTM's c after all h.
 Acting and learning must compute the same bits. Choices that a compiler could make are therefore explicit: sums start
 with the bias or the input projection, and `tl.fma` determines which product is not rounded.
 
-| parameter      | shape           | meaning                                                              |
-|----------------|-----------------|----------------------------------------------------------------------|
-| seq            | Sequences       | order of blocks, states, ends of episodes                            |
-| s              | (BLOCK_B)       | sequence index                                                       |
-| lane, t, row   | (BLOCK_B)       | lane, step of the rollout, row of a sequence's first step            |
-| unit           | (P)             | unit of the state                                                    |
-| keep           | (BLOCK_B)       | 0 where an episode begins, else 1                                    |
-| x, h, c        | (BLOCK_B, P)    | input, state and cell state of a layer                               |
-| weight_ptr     | (L, 2, K, P, P) | packed weights: input's, then recurrent, of each layer and gate      |
-| parameters_ptr | flat            | parameter vector of the policy, for biases                           |
+| parameter    | shape           | meaning                                                         |
+|--------------|-----------------|-----------------------------------------------------------------|
+| seq          | Sequences       | order of blocks, states, ends of episodes                       |
+| s            | (BLOCK_B)       | sequence index                                                  |
+| lane, t, row | (BLOCK_B)       | lane, step of the rollout, row of a sequence's first step       |
+| unit         | (P)             | unit of the state                                               |
+| keep         | (BLOCK_B)       | 0 where an episode begins, else 1                               |
+| x, h, c      | (BLOCK_B, P)    | input, state and cell state of a layer                          |
+| weight_ptr   | (L, 2, K, P, P) | packed weights: input's, then recurrent, of each layer and gate |
+| params_ptr   | flat            | parameter vector of the policy, for biases                      |
 
 `SHAPE` is an `operant.kernels.recurrent.shape.Shape`.
 
@@ -215,7 +215,7 @@ def load_states(seq, lane, in_bounds, lanes, SHAPE: tl.constexpr):
 
 @triton.jit
 def step_layers(
-    x, states, weights, weight_ptr, parameters_ptr, seq, lane, keep, in_bounds, lanes, SHAPE: tl.constexpr, WRITE
+    x, states, weights, weight_ptr, params_ptr, seq, lane, keep, in_bounds, lanes, SHAPE: tl.constexpr, WRITE
 ):
     """Step all recurrent layers from input x (BLOCK_B, P), an operand; store the next states where the mask WRITE is
     set, and return the last layer's output, an operand.
@@ -232,7 +232,7 @@ def step_layers(
                 states[2 * k + 1] * keep[:, None],
                 weights,
                 weight_ptr,
-                parameters_ptr,
+                params_ptr,
                 unit,
                 SHAPE,
                 k,
@@ -240,35 +240,35 @@ def step_layers(
             h = out
             tl.store(seq.state + state_offset(lane, 0, unit, lanes, SHAPE, k, 1, True), c, mask=mask & WRITE)
         elif SHAPE.kind == "gru":
-            out = _gru_step(x, states[k] * keep[:, None], weights, weight_ptr, parameters_ptr, unit, SHAPE, k)
+            out = _gru_step(x, states[k] * keep[:, None], weights, weight_ptr, params_ptr, unit, SHAPE, k)
             h = out
         else:
-            out, h = _mingru_step(x, states[k] * keep[:, None], weights, weight_ptr, parameters_ptr, unit, SHAPE, k)
+            out, h = _mingru_step(x, states[k] * keep[:, None], weights, weight_ptr, params_ptr, unit, SHAPE, k)
         tl.store(offset, h, mask=mask & WRITE)
         x = rounded_operand(out, SHAPE)
     return x
 
 
 @triton.jit
-def _input_projection(x, h, weight, parameters_ptr, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr, GATE: tl.constexpr):
+def _input_projection(x, h, weight, params_ptr, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr, GATE: tl.constexpr):
     """Return the input projection W x + b of gate GATE, (BLOCK_B, P), rounded as in training, where it is stored."""
     total = add_product(
         x,
         weight,
-        tl.zeros_like(h) + load_gate_bias(parameters_ptr + SHAPE.input_biases[LAYER], GATE, unit, SHAPE),
+        tl.zeros_like(h) + load_gate_bias(params_ptr + SHAPE.input_biases[LAYER], GATE, unit, SHAPE),
         SHAPE,
     )
     return total if SHAPE.fused else rounded_operand(total, SHAPE).to(tl.float32)
 
 
 @triton.jit
-def _mingru_step(x, h, weights, weight_ptr, parameters_ptr, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+def _mingru_step(x, h, weights, weight_ptr, params_ptr, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
     """Return output and next state of a MinGRU layer, (BLOCK_B, P) each, from input x, an operand, and state h."""
     first, second = _weight(weights, weight_ptr, SHAPE, LAYER, 0, 0), _weight(weights, weight_ptr, SHAPE, LAYER, 0, 1)
-    c = _input_projection(x, h, first, parameters_ptr, unit, SHAPE, LAYER, 0)
+    c = _input_projection(x, h, first, params_ptr, unit, SHAPE, LAYER, 0)
     third = _weight(weights, weight_ptr, SHAPE, LAYER, 0, 2)
-    z = _input_projection(x, h, second, parameters_ptr, unit, SHAPE, LAYER, 1)
-    p = _input_projection(x, h, third, parameters_ptr, unit, SHAPE, LAYER, 2)
+    z = _input_projection(x, h, second, params_ptr, unit, SHAPE, LAYER, 1)
+    p = _input_projection(x, h, third, params_ptr, unit, SHAPE, LAYER, 2)
     return mingru_step(c, z, p, x.to(tl.float32), h, SHAPE)
 
 
@@ -279,7 +279,7 @@ def _pre_activation(
     weight,
     weights,
     weight_ptr,
-    parameters_ptr,
+    params_ptr,
     unit,
     SHAPE: tl.constexpr,
     LAYER: tl.constexpr,
@@ -290,36 +290,36 @@ def _pre_activation(
     loaded one product ahead.
     """
     own = _weight(weights, weight_ptr, SHAPE, LAYER, 1, GATE)
-    projected = _input_projection(x, h, weight, parameters_ptr, unit, SHAPE, LAYER, GATE)
+    projected = _input_projection(x, h, weight, params_ptr, unit, SHAPE, LAYER, GATE)
     following = _weight(weights, weight_ptr, SHAPE, LAYER, 0, NEXT)
     return add_product(rounded_operand(h, SHAPE), own, projected, SHAPE), following
 
 
 @triton.jit
-def _lstm_step(x, h, c, weights, weight_ptr, parameters_ptr, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+def _lstm_step(x, h, c, weights, weight_ptr, params_ptr, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
     """Return next h' and c' of an LSTM layer, (BLOCK_B, P) each, from input x, an operand, and states h and c."""
     weight = _weight(weights, weight_ptr, SHAPE, LAYER, 0, 0)
-    i, weight = _pre_activation(x, h, weight, weights, weight_ptr, parameters_ptr, unit, SHAPE, LAYER, 0, 3)
-    g, weight = _pre_activation(x, h, weight, weights, weight_ptr, parameters_ptr, unit, SHAPE, LAYER, 3, 1)
-    f, weight = _pre_activation(x, h, weight, weights, weight_ptr, parameters_ptr, unit, SHAPE, LAYER, 1, 2)
-    o, _last = _pre_activation(x, h, weight, weights, weight_ptr, parameters_ptr, unit, SHAPE, LAYER, 2, 2)
+    i, weight = _pre_activation(x, h, weight, weights, weight_ptr, params_ptr, unit, SHAPE, LAYER, 0, 3)
+    g, weight = _pre_activation(x, h, weight, weights, weight_ptr, params_ptr, unit, SHAPE, LAYER, 3, 1)
+    f, weight = _pre_activation(x, h, weight, weights, weight_ptr, params_ptr, unit, SHAPE, LAYER, 1, 2)
+    o, _last = _pre_activation(x, h, weight, weights, weight_ptr, params_ptr, unit, SHAPE, LAYER, 2, 2)
     i, f, o, g = lstm_gates(i, f, o, g, SHAPE)
     c, h = lstm_step(i, f, o, g, c, SHAPE.approximate)
     return h, c
 
 
 @triton.jit
-def _gru_step(x, h, weights, weight_ptr, parameters_ptr, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+def _gru_step(x, h, weights, weight_ptr, params_ptr, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
     """Return the next state of a GRU layer, (BLOCK_B, P), from input x, an operand, and state h."""
     weight = _weight(weights, weight_ptr, SHAPE, LAYER, 0, 0)
-    r, weight = _pre_activation(x, h, weight, weights, weight_ptr, parameters_ptr, unit, SHAPE, LAYER, 0, 1)
-    z, weight = _pre_activation(x, h, weight, weights, weight_ptr, parameters_ptr, unit, SHAPE, LAYER, 1, 2)
+    r, weight = _pre_activation(x, h, weight, weights, weight_ptr, params_ptr, unit, SHAPE, LAYER, 0, 1)
+    z, weight = _pre_activation(x, h, weight, weights, weight_ptr, params_ptr, unit, SHAPE, LAYER, 1, 2)
     own = _weight(weights, weight_ptr, SHAPE, LAYER, 1, 2)
-    projected = _input_projection(x, h, weight, parameters_ptr, unit, SHAPE, LAYER, 2)
+    projected = _input_projection(x, h, weight, params_ptr, unit, SHAPE, LAYER, 2)
     recurrent = add_product(
         rounded_operand(h, SHAPE),
         own,
-        tl.zeros_like(h) + load_gate_bias(parameters_ptr + SHAPE.state_biases[LAYER], 0, unit, SHAPE),
+        tl.zeros_like(h) + load_gate_bias(params_ptr + SHAPE.state_biases[LAYER], 0, unit, SHAPE),
         SHAPE,
     )
     return gru_step(projected, recurrent, sigmoid(r, SHAPE.approximate), sigmoid(z, SHAPE.approximate), h, SHAPE)[0]
@@ -339,7 +339,7 @@ def _tile_product(x, weight_ptr, WHICH: tl.constexpr, GATE: tl.constexpr, unit, 
 
 
 @triton.jit
-def _tile_input_projection(x, weight_ptr, parameters_ptr, GATE: tl.constexpr, unit, zero, SHAPE: tl.constexpr):
+def _tile_input_projection(x, weight_ptr, params_ptr, GATE: tl.constexpr, unit, zero, SHAPE: tl.constexpr):
     """Return the input projection W x + b of gate GATE for the units `unit`, rounded as in training, where it is
     stored. `zero`: an accumulator at zero.
     """
@@ -349,14 +349,14 @@ def _tile_input_projection(x, weight_ptr, parameters_ptr, GATE: tl.constexpr, un
         0,
         GATE,
         unit,
-        zero + load_gate_bias(parameters_ptr + SHAPE.input_biases[0], GATE, unit, SHAPE),
+        zero + load_gate_bias(params_ptr + SHAPE.input_biases[0], GATE, unit, SHAPE),
         SHAPE,
     )
     return rounded_operand(total, SHAPE).to(tl.float32)
 
 
 @triton.jit
-def _tile_pre_activation(x, h, weight_ptr, parameters_ptr, GATE: tl.constexpr, unit, zero, SHAPE: tl.constexpr):
+def _tile_pre_activation(x, h, weight_ptr, params_ptr, GATE: tl.constexpr, unit, zero, SHAPE: tl.constexpr):
     """Return the pre-activation W x + U h + b of gate GATE for the units `unit`. `zero`: an accumulator at zero."""
     return _tile_product(
         h,
@@ -364,13 +364,13 @@ def _tile_pre_activation(x, h, weight_ptr, parameters_ptr, GATE: tl.constexpr, u
         1,
         GATE,
         unit,
-        _tile_input_projection(x, weight_ptr, parameters_ptr, GATE, unit, zero, SHAPE),
+        _tile_input_projection(x, weight_ptr, params_ptr, GATE, unit, zero, SHAPE),
         SHAPE,
     )
 
 
 @triton.jit
-def step_units(x, h, weight_ptr, parameters_ptr, seq, lane, unit, keep, in_bounds, lanes, SHAPE: tl.constexpr, WRITE):
+def step_units(x, h, weight_ptr, params_ptr, seq, lane, unit, keep, in_bounds, lanes, SHAPE: tl.constexpr, WRITE):
     """Step the units `unit` of a GRU or an LSTM of one layer from input x and state h of all units, operands (BLOCK_B,
     P); store their next state where the mask WRITE is set, and return their output, an operand.
     """
@@ -379,28 +379,28 @@ def step_units(x, h, weight_ptr, parameters_ptr, seq, lane, unit, keep, in_bound
     last = seq.state + state_offset(lane, 0, unit, lanes, SHAPE, 0, SHAPE.kind == "lstm", True)
     own = tl.load(last, mask=mask, other=0.0) * keep[:, None]  # of an LSTM c
     zero = tl.zeros_like(own)
-    first = sigmoid(_tile_pre_activation(x, h, weight_ptr, parameters_ptr, 0, unit, zero, SHAPE), SHAPE.approximate)
-    second = sigmoid(_tile_pre_activation(x, h, weight_ptr, parameters_ptr, 1, unit, zero, SHAPE), SHAPE.approximate)
+    first = sigmoid(_tile_pre_activation(x, h, weight_ptr, params_ptr, 0, unit, zero, SHAPE), SHAPE.approximate)
+    second = sigmoid(_tile_pre_activation(x, h, weight_ptr, params_ptr, 1, unit, zero, SHAPE), SHAPE.approximate)
     if SHAPE.kind == "lstm":
-        third = sigmoid(_tile_pre_activation(x, h, weight_ptr, parameters_ptr, 2, unit, zero, SHAPE), SHAPE.approximate)
+        third = sigmoid(_tile_pre_activation(x, h, weight_ptr, params_ptr, 2, unit, zero, SHAPE), SHAPE.approximate)
         c, out = lstm_step(
             first,
             second,
             third,
-            tanh(_tile_pre_activation(x, h, weight_ptr, parameters_ptr, 3, unit, zero, SHAPE), SHAPE.approximate),
+            tanh(_tile_pre_activation(x, h, weight_ptr, params_ptr, 3, unit, zero, SHAPE), SHAPE.approximate),
             own,
             SHAPE.approximate,
         )
         tl.store(last, c, mask=mask & WRITE)
     else:
-        projected = _tile_input_projection(x, weight_ptr, parameters_ptr, 2, unit, zero, SHAPE)
+        projected = _tile_input_projection(x, weight_ptr, params_ptr, 2, unit, zero, SHAPE)
         recurrent = _tile_product(
             h,
             weight_ptr,
             1,
             2,
             unit,
-            zero + load_gate_bias(parameters_ptr + SHAPE.state_biases[0], 0, unit, SHAPE),
+            zero + load_gate_bias(params_ptr + SHAPE.state_biases[0], 0, unit, SHAPE),
             SHAPE,
         )
         out, _n = gru_step(projected, recurrent, first, second, own, SHAPE)

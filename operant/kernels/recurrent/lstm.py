@@ -4,19 +4,19 @@ networks whose other layers run in torch.
 A program owns BLOCK lanes of a tower for all steps and holds the recurrent weights. Input projections and weight
 gradients, which do not depend on the previous step, are products of torch.
 
-| parameter          | shape           | meaning                                                    |
-|--------------------|-----------------|------------------------------------------------------------|
-| inputs_ptr         | (G, 4 M, T, B)  | input projections of i, f, o, g                            |
-| weight_ptr         | (G, 4 M, M)     | recurrent weights                                          |
-| initial_ptr        | (G, M, B)       | initial h                                                  |
-| initial_cell_ptr   | (G, M, B)       | initial c                                                  |
-| keep_ptr           | (T, B)          | 0 where an episode begins, else 1                          |
-| states_ptr         | (G, M, T, B)    | h of all steps                                             |
-| cells_ptr          | (G, M, T, B)    | c of all steps, saved                                      |
-| gates_ptr          | (G, 4 M, T, B)  | i, f, o, g of all steps, saved                             |
-| grad_states_ptr    | (G, M, T, B)    | gradient of h                                              |
-| grad_gates_ptr     | (G, 4 M, T, B)  | gradient of the gates' pre-activations                     |
-| gate_stride        |                 | M T B                                                      |
+| parameter        | shape          | meaning                                |
+|------------------|----------------|----------------------------------------|
+| inputs_ptr       | (G, 4 M, T, B) | input projections of i, f, o, g        |
+| weight_ptr       | (G, 4 M, M)    | recurrent weights                      |
+| initial_ptr      | (G, M, B)      | initial h                              |
+| initial_cell_ptr | (G, M, B)      | initial c                              |
+| keep_ptr         | (T, B)         | 0 where an episode begins, else 1      |
+| states_ptr       | (G, M, T, B)   | h of all steps                         |
+| cells_ptr        | (G, M, T, B)   | c of all steps, saved                  |
+| gates_ptr        | (G, 4 M, T, B) | i, f, o, g of all steps, saved         |
+| grad_states_ptr  | (G, M, T, B)   | gradient of h                          |
+| grad_gates_ptr   | (G, 4 M, T, B) | gradient of the gates' pre-activations |
+| gate_stride      |                | M T B                                  |
 
 Shape letters: G towers, M units, P padded units, T steps, B lanes.
 """

@@ -4,16 +4,16 @@ gradients of weights and biases.
 Weights are packed first: each gate's matrix zero-padded to (P, P), in the type of a product's operand. Rows of a chunk
 are contiguous and tiles divide them, so only the edges of weights are masked.
 
-| parameter      | shape            | meaning                                                               |
-|----------------|------------------|-----------------------------------------------------------------------|
-| parameters_ptr | flat             | parameter vector of the policy                                        |
-| packed_ptr     | (L, 2, K P, P)   | packed weights of all layers: input's, then recurrent ones            |
-| weight_ptr     | (K P, P)         | packed weights of one layer                                           |
-| x_ptr          | (rows, P)        | input of the layer                                                    |
-| gates_ptr      | (rows, columns)  | input projections; in the backward pass gradients of pre-activations  |
-| bias_ptr       | (K, M)           | biases of the input weights                                           |
-| grad_x_ptr     | (rows, P)        | gradient of the input                                                 |
-| saved_ptr      | (rows, P)        | saved tensor of the activation below                                  |
+| parameter  | shape           | meaning                                                              |
+|------------|-----------------|----------------------------------------------------------------------|
+| params_ptr | flat            | parameter vector of the policy                                       |
+| packed_ptr | (L, 2, K P, P)  | packed weights of all layers: input's, then recurrent ones           |
+| weight_ptr | (K P, P)        | packed weights of one layer                                          |
+| x_ptr      | (rows, P)       | input of the layer                                                   |
+| gates_ptr  | (rows, columns) | input projections; in the backward pass gradients of pre-activations |
+| bias_ptr   | (K, M)          | biases of the input weights                                          |
+| grad_x_ptr | (rows, P)       | gradient of the input                                                |
+| saved_ptr  | (rows, P)       | saved tensor of the activation below                                 |
 
 Shape letters: L layers, K gates, M units, P padded units.
 """
@@ -29,7 +29,7 @@ from operant.kernels.packing import needed
 
 
 @triton.jit
-def pack_weights(parameters_ptr, packed_ptr, SHAPE: tl.constexpr, BLOCK: tl.constexpr):
+def pack_weights(params_ptr, packed_ptr, SHAPE: tl.constexpr, BLOCK: tl.constexpr):
     """Pack the weights of all layers. Program axes: BLOCK rows, layer, input's (0) or recurrent (1) weight."""
     row, column = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[:, None], tl.arange(0, SHAPE.pad)[None, :]
     gate, unit = row // SHAPE.pad, row % SHAPE.pad
@@ -42,10 +42,10 @@ def pack_weights(parameters_ptr, packed_ptr, SHAPE: tl.constexpr, BLOCK: tl.cons
     for k in tl.static_range(LAYERS):
         if tl.program_id(1) == k:
             if tl.program_id(2) == 0:
-                weight = tl.load(parameters_ptr + SHAPE.input_weights[k] + source, mask=mask, other=0.0)
+                weight = tl.load(params_ptr + SHAPE.input_weights[k] + source, mask=mask, other=0.0)
                 tl.store(target, rounded_operand(weight, SHAPE))
             elif SHAPE.matrices > 1:
-                weight = tl.load(parameters_ptr + SHAPE.state_weights[k] + source, mask=mask, other=0.0)
+                weight = tl.load(params_ptr + SHAPE.state_weights[k] + source, mask=mask, other=0.0)
                 tl.store(target, rounded_operand(weight, SHAPE))
 
 

@@ -9,21 +9,21 @@ A program owns BLOCK_B sequences for all their steps and keeps the recurrent sta
 
 Parameters of all kernels; a *row* is a step of a lane (see `cells`), P the padded units:
 
-| parameter       | shape            | meaning                                                                       |
-|-----------------|------------------|-------------------------------------------------------------------------------|
-| seq             | Sequences        | lanes, steps and initial states of the sequences                              |
-| x_ptr           | (rows, P)        | input of the layer                                                            |
-| gates_ptr       | (rows, columns)  | input projections; then gates (saved); then, in the backward pass, gradients  |
-| weight_ptr      | (gates, P, P)    | packed weights: MinGRU's of the input, otherwise the recurrent ones           |
-| bias_ptr        | (gates, M)       | biases of MinGRU's input weights; of a GRU b_n of the recurrent ones, (M)     |
-| output_ptr      | (rows, P)        | outputs of the layer                                                          |
-| previous_ptr    | (rows, P)        | h_{t-1} (of an LSTM's backward pass c_{t-1}), 0 where an episode begins       |
-| grad_output_ptr | (rows, P)        | gradient of the outputs                                                       |
-| grad_x_ptr      | (rows, P)        | gradient of the inputs                                                        |
-| saved_ptr       | (rows, P)        | saved tensor of the activation below                                          |
-| count           |                  | sequences                                                                     |
-| lanes           |                  | N                                                                             |
-| layer           |                  | index of the layer in the recurrent state                                     |
+| parameter       | shape           | meaning                                                                      |
+|-----------------|-----------------|------------------------------------------------------------------------------|
+| seq             | Sequences       | lanes, steps and initial states of the sequences                             |
+| x_ptr           | (rows, P)       | input of the layer                                                           |
+| gates_ptr       | (rows, columns) | input projections; then gates (saved); then, in the backward pass, gradients |
+| weight_ptr      | (gates, P, P)   | packed weights: MinGRU's of the input, otherwise the recurrent ones          |
+| bias_ptr        | (gates, M)      | biases of MinGRU's input weights; of a GRU b_n of the recurrent ones, (M)    |
+| output_ptr      | (rows, P)       | outputs of the layer                                                         |
+| previous_ptr    | (rows, P)       | h_{t-1} (of an LSTM's backward pass c_{t-1}), 0 where an episode begins      |
+| grad_output_ptr | (rows, P)       | gradient of the outputs                                                      |
+| grad_x_ptr      | (rows, P)       | gradient of the inputs                                                       |
+| saved_ptr       | (rows, P)       | saved tensor of the activation below                                         |
+| count           |                 | sequences                                                                    |
+| lanes           |                 | N                                                                            |
+| layer           |                 | index of the layer in the recurrent state                                    |
 
 ACT: one step of all lanes with the current states, nothing saved. WRITE: store the final states. FINALS: truncated
 lanes only. The outputs h and c of a step are recomputed in the backward pass from what is saved.

@@ -180,7 +180,7 @@ def _next_value(
     next_ptr,
     next_place,
     ring,
-    parameters_ptr,
+    params_ptr,
     target_ptr,
     normalizer_ptr,
     in_bounds,
@@ -200,9 +200,7 @@ def _next_value(
     values = q_values(out, column, DQN.actions, DQN.duelling)
     choice, _masked = best(values, legal_mask, DQN.actions)
     if DQN.double:
-        out, _network, _hidden, _saved = forward_rows(
-            next_ptr, 1, parameters_ptr, normalizer_ptr, in_bounds, SPEC, BLOCK_M
-        )
+        out, _network, _hidden, _saved = forward_rows(next_ptr, 1, params_ptr, normalizer_ptr, in_bounds, SPEC, BLOCK_M)
         choice, _masked = best(q_values(out, column, DQN.actions, DQN.duelling), legal_mask, DQN.actions)
     return tl.sum(tl.where(column[None, :] == choice[:, None], values, 0.0), axis=1)
 
@@ -214,7 +212,7 @@ def backward_tile(
     update,
     ring,
     ticks,
-    parameters_ptr,
+    params_ptr,
     target_ptr,
     normalizer_ptr,
     partials_ptr,
@@ -236,13 +234,11 @@ def backward_tile(
         offset = row.to(tl.int64) * ring.width
         observation_ptr, next_ptr = batch.observation + offset, batch.next_observation + offset
     next_value = _next_value(
-        next_ptr, next_place, ring, parameters_ptr, target_ptr, normalizer_ptr, in_bounds, SPEC, DQN, BLOCK_M
+        next_ptr, next_place, ring, params_ptr, target_ptr, normalizer_ptr, in_bounds, SPEC, DQN, BLOCK_M
     )
     # y = r + gamma^n Q'; L = 1/2 (Q(s, a) - y)^2
     column = tl.arange(0, SPEC.out_pad)
-    out, network, hidden, saved = forward_rows(
-        observation_ptr, 1, parameters_ptr, normalizer_ptr, in_bounds, SPEC, BLOCK_M
-    )
+    out, network, hidden, saved = forward_rows(observation_ptr, 1, params_ptr, normalizer_ptr, in_bounds, SPEC, BLOCK_M)
     chosen = tl.where(column[None, :] == action[:, None], 1.0, 0.0)
     q = tl.sum(chosen * q_values(out, column, DQN.actions, DQN.duelling), axis=1)
     error = tl.where(in_bounds, q - (reward + discount * next_value), 0.0)
@@ -264,9 +260,7 @@ def backward_tile(
 
 
 @triton.jit
-def act_tile(
-    tile, acting, inputs, parameters_ptr, t, lanes, SPEC: tl.constexpr, DQN: tl.constexpr, BLOCK_M: tl.constexpr
-):
+def act_tile(tile, acting, inputs, params_ptr, t, lanes, SPEC: tl.constexpr, DQN: tl.constexpr, BLOCK_M: tl.constexpr):
     """Write epsilon-greedy actions of BLOCK_M lanes, tile number `tile`, at tick t. The parameters are those of
     `act_and_learn`.
     """
@@ -275,7 +269,7 @@ def act_tile(
     column = tl.arange(0, SPEC.out_pad)
     observation_ptr = inputs.observation + t * SPEC.observation * lanes + lane  # field-major: (O, N)
     out, _network, _hidden, _saved = forward_rows(
-        observation_ptr, lanes, parameters_ptr, inputs.normalizer, in_bounds, SPEC, BLOCK_M
+        observation_ptr, lanes, params_ptr, inputs.normalizer, in_bounds, SPEC, BLOCK_M
     )
     legal_mask = all_legal(BLOCK_M, SPEC.out_pad)
     if SPEC.legal:
@@ -293,7 +287,7 @@ def act_and_learn(
     ring,
     acting,
     inputs,
-    parameters_ptr,
+    params_ptr,
     target_ptr,
     partials_ptr,
     width,
@@ -308,17 +302,17 @@ def act_and_learn(
 ):
     """Compute the gradient of a batch in the first `tiles` programs, and the actions of tick t in the others.
 
-    | parameter      | shape          | meaning                                                               |
-    |----------------|----------------|-----------------------------------------------------------------------|
-    | batch          | struct         | `SampleBuffers`                                                       |
-    | ring           | struct         | `RingBuffers`                                                         |
-    | acting         | struct         | `operant.kernels.q_values.QActing`                                    |
-    | inputs         | struct         | `Inputs` of `operant.kernels.observations`: observations, legal masks |
-    | parameters_ptr | (P)            | the network's parameters                                              |
-    | target_ptr     | (P)            | the target network's                                                  |
-    | partials_ptr   | (tiles, width) | written: gradient and loss terms of each tile                         |
-    | t, lanes       | scalars        | tick of the iteration; N                                              |
-    | update         | scalar         | number of the update in the iteration                                 |
+    | parameter    | shape          | meaning                                                               |
+    |--------------|----------------|-----------------------------------------------------------------------|
+    | batch        | struct         | `SampleBuffers`                                                       |
+    | ring         | struct         | `RingBuffers`                                                         |
+    | acting       | struct         | `operant.kernels.q_values.QActing`                                    |
+    | inputs       | struct         | `Inputs` of `operant.kernels.observations`: observations, legal masks |
+    | params_ptr   | (P)            | the network's parameters                                              |
+    | target_ptr   | (P)            | the target network's                                                  |
+    | partials_ptr | (tiles, width) | written: gradient and loss terms of each tile                         |
+    | t, lanes     | scalars        | tick of the iteration; N                                              |
+    | update       | scalar         | number of the update in the iteration                                 |
     """
     program = tl.program_id(0)
     if program < tiles:
@@ -329,7 +323,7 @@ def act_and_learn(
             update,
             ring,
             ticks,
-            parameters_ptr,
+            params_ptr,
             target_ptr,
             inputs.normalizer,
             partials_ptr,
@@ -339,7 +333,7 @@ def act_and_learn(
             BLOCK_M,
         )
     else:
-        act_tile(program - tiles, acting, inputs, parameters_ptr, t, lanes, SPEC, DQN, ACT_BLOCK_M)
+        act_tile(program - tiles, acting, inputs, params_ptr, t, lanes, SPEC, DQN, ACT_BLOCK_M)
 
 
 # STEP
@@ -400,7 +394,7 @@ def _step(
     program,
     programs,
     grad,
-    parameters_ptr,
+    params_ptr,
     target_ptr,
     size,
     moments,
@@ -423,13 +417,13 @@ def _step(
     mask = offset < tl.where(skipped > 0.0, 0, size)
     m = tl.load(moments.first + offset, mask=mask, other=0.0)
     v = tl.load(moments.second + offset, mask=mask, other=0.0)
-    x = tl.load(parameters_ptr + offset, mask=mask, other=0.0)
+    x = tl.load(params_ptr + offset, mask=mask, other=0.0)
     step_size = tl.load(optimizer.learning_rate) / tl.load(moments.corrections, cache_modifier=".cg")
     root_correction = tl.load(moments.corrections + 1, cache_modifier=".cg")
     x, m, v = adam(x, grad, m, v, step_size, root_correction, optimizer.epsilon)
     tl.store(moments.first + offset, m, mask=mask)
     tl.store(moments.second + offset, v, mask=mask)
-    tl.store(parameters_ptr + offset, x, mask=mask)
+    tl.store(params_ptr + offset, x, mask=mask)
     if tau > 0.0:
         x_target = tl.load(target_ptr + offset, mask=mask, other=0.0)
         tl.store(target_ptr + offset, x_target + tau * (x - x_target), mask=mask)
@@ -444,7 +438,7 @@ def reduce_and_step(
     width,
     size,
     gradient_ptr,
-    parameters_ptr,
+    params_ptr,
     target_ptr,
     moments,
     optimizer,
@@ -468,17 +462,17 @@ def reduce_and_step(
     """Sum the tiles' gradients and take the optimizer step, in the first `programs` programs; the others store tick t
     in the replay.
 
-    | parameter      | shape         | meaning                                          |
-    |----------------|---------------|--------------------------------------------------|
-    | partials_ptr   | (ROWS, width) | gradient and loss terms of each tile             |
-    | size           | scalar        | P                                                |
-    | gradient_ptr   | (P)           | the sum: written by PART 1, read by PART 2       |
-    | parameters_ptr | (P)           | updated                                          |
-    | target_ptr     | (P)           | the target network's, updated                    |
-    | moments        | struct        | `Moments` of `operant.kernels.ops.adam`          |
-    | optimizer      | struct        | `OptimizerBuffers`                               |
-    | ring, source   | struct        | `RingBuffers` and `TickBuffers`, for storing     |
-    | update, t      | scalars       | number of the update, and tick, in the iteration |
+    | parameter    | shape         | meaning                                          |
+    |--------------|---------------|--------------------------------------------------|
+    | partials_ptr | (ROWS, width) | gradient and loss terms of each tile             |
+    | size         | scalar        | P                                                |
+    | gradient_ptr | (P)           | the sum: written by PART 1, read by PART 2       |
+    | params_ptr   | (P)           | updated                                          |
+    | target_ptr   | (P)           | the target network's, updated                    |
+    | moments      | struct        | `Moments` of `operant.kernels.ops.adam`          |
+    | optimizer    | struct        | `OptimizerBuffers`                               |
+    | ring, source | struct        | `RingBuffers` and `TickBuffers`, for storing     |
+    | update, t    | scalars       | number of the update, and tick, in the iteration |
 
     PART 0: in one launch, whose programs wait for each other; 1: the gradient alone; 2: the step alone. Constants of
     storing as `store_tick`'s.
@@ -517,7 +511,7 @@ def reduce_and_step(
                 program,
                 programs,
                 grad,
-                parameters_ptr,
+                params_ptr,
                 target_ptr,
                 size,
                 moments,

@@ -4,7 +4,7 @@ A critic's head has one output an atom, padded to a power of two. Its products a
 weight is the sum of two operands in forward products, which gives it 16 bits. All else is `engine`'s.
 
 Common parameters: `SPEC`: `WideSpec`; `NET`: `WideNet` of the critics; `BLOCK_M`: samples of a program;
-`parameters_ptr` (P): a flat vector of parameters, of which the head's bias is read.
+`params_ptr` (P): a flat vector of parameters, of which the head's bias is read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ THREE_ATOMS, FOUR_ATOMS = tl.constexpr(2 / 3), tl.constexpr(0.5)
 
 
 @triton.jit
-def _softmax_outputs(logits_ptr, row, parameters_ptr, tower, SPEC: tl.constexpr, NET: tl.constexpr):
+def _softmax_outputs(logits_ptr, row, params_ptr, tower, SPEC: tl.constexpr, NET: tl.constexpr):
     """Return the atoms' probabilities and their logarithms, (rows, atoms), of critic number `tower` at samples `row`.
     `logits_ptr` (towers, B, 2 atoms): products with both operands of the output layer. Padding atoms have probability
     0.
@@ -42,7 +42,7 @@ def _softmax_outputs(logits_ptr, row, parameters_ptr, tower, SPEC: tl.constexpr,
     z = (
         tl.load(offset)
         + tl.load(offset + SPEC.atoms)
-        + tl.load(parameters_ptr + NET.head_bias + tower * NET.outputs + atom, mask=mask, other=0.0)[None, :]
+        + tl.load(params_ptr + NET.head_bias + tower * NET.outputs + atom, mask=mask, other=0.0)[None, :]
     )
     z = tl.where(mask[None, :], z, -1e30)
     z -= tl.max(z, axis=1)[:, None]
@@ -88,7 +88,7 @@ def _project_near(rows_ptr, shift, discount, NEAR: tl.constexpr, SPEC: tl.conste
 @triton.jit
 def project(
     logits_ptr,
-    parameters_ptr,
+    params_ptr,
     batch,
     scratch,
     temperature,
@@ -108,7 +108,7 @@ def project(
     | parameter         | shape                | meaning                                      |
     |-------------------|----------------------|----------------------------------------------|
     | logits_ptr        | (towers, B, 2 atoms) | products of the target critics' heads        |
-    | parameters_ptr    | (P)                  | the target critics'                          |
+    | params_ptr        | (P)                  | the target critics'                          |
     | batch             | struct               | `BatchBuffers`                               |
     | scratch           | struct               | `Scratch`                                    |
     | temperature       | struct               | `Temperature`                                |
@@ -124,10 +124,10 @@ def project(
     row, atom = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, SPEC.atoms)
     offset = row[:, None] * SPEC.atoms + atom[None, :]
     support = _load_support(support_ptr, NET, SPEC)
-    probability, _log = _softmax_outputs(logits_ptr, row, parameters_ptr, 0, SPEC, NET)
+    probability, _log = _softmax_outputs(logits_ptr, row, params_ptr, 0, SPEC, NET)
     mean = tl.sum(probability * support, axis=1)
     for k in tl.static_range(1, TOWERS):
-        other, _log = _softmax_outputs(logits_ptr, row, parameters_ptr, k, SPEC, NET)
+        other, _log = _softmax_outputs(logits_ptr, row, params_ptr, k, SPEC, NET)
         other_mean = tl.sum(other * support, axis=1)
         probability = tl.where((other_mean < mean)[:, None], other, probability)
         mean = tl.minimum(mean, other_mean)
@@ -160,7 +160,7 @@ def project(
 @triton.jit
 def critic_gradient(
     logits_ptr,
-    parameters_ptr,
+    params_ptr,
     target_ptr,
     support_ptr,
     reward_factor_ptr,
@@ -176,7 +176,7 @@ def critic_gradient(
     | parameter         | shape                     | meaning                                                     |
     |-------------------|---------------------------|-------------------------------------------------------------|
     | logits_ptr        | (towers, B, 2 atoms)      | products of the critics' heads                              |
-    | parameters_ptr    | (P)                       | the critics'                                                |
+    | params_ptr    | (P)                       | the critics'                                                |
     | target_ptr        | (B, atoms)                | target distributions                                        |
     | support_ptr       | (outputs)                 | the support                                                 |
     | reward_factor_ptr | scalar                    | factor on rewards                                           |
@@ -195,7 +195,7 @@ def critic_gradient(
     for first in range(program * BLOCK_M, SPEC.batch, tl.num_programs(0) * BLOCK_M):
         row = first + tl.arange(0, BLOCK_M)
         offset = row[:, None] * SPEC.atoms + atom[None, :]
-        probability, log_probability = _softmax_outputs(logits_ptr, row, parameters_ptr, tower, SPEC, NET)
+        probability, log_probability = _softmax_outputs(logits_ptr, row, params_ptr, tower, SPEC, NET)
         target = tl.load(target_ptr + offset)
         grad_logits = (probability * tl.sum(target, axis=1)[:, None] - target) / SPEC.batch
         tl.store(grad_logits_ptr + tower * SPEC.batch * SPEC.atoms + offset, operand(grad_logits, SPEC))
@@ -211,7 +211,7 @@ def critic_gradient(
 @triton.jit
 def min_q_gradient(
     logits_ptr,
-    parameters_ptr,
+    params_ptr,
     support_ptr,
     grad_logits_ptr,
     scratch,
@@ -225,7 +225,7 @@ def min_q_gradient(
     | parameter       | shape                | meaning                         |
     |-----------------|----------------------|---------------------------------|
     | logits_ptr      | (towers, B, 2 atoms) | products of the critics' heads  |
-    | parameters_ptr  | (P)                  | the critics'                    |
+    | params_ptr      | (P)                  | the critics'                    |
     | support_ptr     | (outputs)            | the support                     |
     | grad_logits_ptr | (towers, B, atoms)   | written                         |
     | scratch         | struct               | `Scratch`: `actor_q` is written |
@@ -237,7 +237,7 @@ def min_q_gradient(
     min_q, lowest = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.int32)
     gradients = ()
     for k in tl.static_range(TOWERS):
-        probability, _log = _softmax_outputs(logits_ptr, row, parameters_ptr, k, SPEC, NET)
+        probability, _log = _softmax_outputs(logits_ptr, row, params_ptr, k, SPEC, NET)
         q = tl.sum(probability * support, axis=1)
         tl.store(scratch.actor_q + k * SPEC.batch + row, q)
         # dQ / d logit_k = p_k (z_k - Q)

@@ -2,7 +2,7 @@
 input columns, so its pre-activations are computed again rather than saved. Rows as in `parts`.
 
 Common parameters: `x_ptr` (rows, columns): inputs; `first_ptr` (towers, width, columns): the first weight with padded
-columns; `parameters_ptr` (P): the network's parameters; `SPEC`: `WideSpec`; `NET`: `WideNet`. Parameters named `*_desc`
+columns; `params_ptr` (P): the network's parameters; `SPEC`: `WideSpec`; `NET`: `WideNet`. Parameters named `*_desc`
 are descriptors of matrices.
 """
 
@@ -31,9 +31,7 @@ def _load_units(vector_ptr, unit, NET: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def _first_product(
-    x, first_ptr, parameters_ptr, tower, unit, SPEC: tl.constexpr, NET: tl.constexpr, BLOCK_N: tl.constexpr
-):
+def _first_product(x, first_ptr, params_ptr, tower, unit, SPEC: tl.constexpr, NET: tl.constexpr, BLOCK_N: tl.constexpr):
     """Return W x and W x + b of the first layer's units `unit`, (rows, BLOCK_N) each; zero beyond the layer's width.
     `first_ptr`: its packed weight.
     """
@@ -44,7 +42,7 @@ def _first_product(
     else:
         weight = tl.load(weight_ptr, mask=(unit < NET.layers[0].width)[None, :] & (column >= 0)[:, None], other=0.0)
     z = wide.dot(x, weight, SPEC)
-    bias_ptr = parameters_ptr + NET.layers[0].bias + tower * NET.layers[0].width
+    bias_ptr = params_ptr + NET.layers[0].bias + tower * NET.layers[0].width
     return z, z + _load_units(bias_ptr, unit, NET, BLOCK_N)
 
 
@@ -76,7 +74,7 @@ def first_layer(
     z_ptr,
     hidden_ptr,
     moments_ptr,
-    parameters_ptr,
+    params_ptr,
     rows,
     SPEC: tl.constexpr,
     NET: tl.constexpr,
@@ -105,7 +103,7 @@ def first_layer(
         means, squares = zeros(BLOCK_M, BLOCK_N), zeros(BLOCK_M, BLOCK_N)
         for k in tl.range(0, WIDTH, BLOCK_N, num_stages=STAGES):
             unit = k + tl.arange(0, BLOCK_N)
-            _z, z = _first_product(x, first_ptr, parameters_ptr, tower, unit, SPEC, NET, BLOCK_N)
+            _z, z = _first_product(x, first_ptr, params_ptr, tower, unit, SPEC, NET, BLOCK_N)
             if WIDTH % BLOCK_N > 0:
                 z = tl.where((unit < WIDTH)[None, :], z, means)  # leaves the moments unchanged
             means, squares = _welford(means, squares, z, BLOCK_N * 1.0 / (k + BLOCK_N))
@@ -114,10 +112,10 @@ def first_layer(
             wide.store_moments(moments_ptr, tower_row, mean, inv_std, SPEC)
     for k in tl.range(0, WIDTH, BLOCK_N, num_stages=STAGES):
         unit = k + tl.arange(0, BLOCK_N)
-        saved, y = _first_product(x, first_ptr, parameters_ptr, tower, unit, SPEC, NET, BLOCK_N)
+        saved, y = _first_product(x, first_ptr, params_ptr, tower, unit, SPEC, NET, BLOCK_N)
         if SPEC.layer_norm:
             saved = (y - mean[:, None]) * inv_std[:, None]
-            vector_ptr = parameters_ptr + tower * WIDTH
+            vector_ptr = params_ptr + tower * WIDTH
             y = saved * _load_units(vector_ptr + NET.layers[0].gain, unit, NET, BLOCK_N) + _load_units(
                 vector_ptr + NET.layers[0].shift, unit, NET, BLOCK_N
             )
@@ -138,7 +136,7 @@ def first_layers(
     first_hidden_desc,
     hidden_desc,
     moments_ptr,
-    parameters_ptr,
+    params_ptr,
     rows,
     SPEC: tl.constexpr,
     NET: tl.constexpr,
@@ -167,7 +165,7 @@ def first_layers(
     row, tower_row, vector_ptr = (
         tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M),
         first_row + tl.arange(0, BLOCK_M),
-        parameters_ptr + tower * WIDTH,
+        params_ptr + tower * WIDTH,
     )
     x = tl.load(x_ptr + row[:, None] * INPUTS + tl.arange(0, INPUTS)[None, :])
     mean, inv_std = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
@@ -208,8 +206,8 @@ def first_layers(
         z_desc,
         hidden_desc,
         moments_ptr,
-        parameters_ptr,
-        parameters_ptr,
+        params_ptr,
+        params_ptr,
         first_row,
         tower,
         tower_row,
@@ -225,14 +223,14 @@ def first_layers(
 
 
 @triton.jit
-def _first_pre_activations(x_ptr, first_ptr, parameters_ptr, tower, row, unit, SPEC: tl.constexpr, NET: tl.constexpr):
+def _first_pre_activations(x_ptr, first_ptr, params_ptr, tower, row, unit, SPEC: tl.constexpr, NET: tl.constexpr):
     """Return pre-activations z = W x + b of the first layer's units `unit` at samples `row`, (rows, units)."""
     column = tl.arange(0, SPEC.columns)
     x = tl.load(x_ptr + row[:, None] * SPEC.columns + column[None, :])
     weight = tl.load(first_ptr + (tower * NET.layers[0].width + unit)[None, :] * SPEC.columns + column[:, None])
     return (
         wide.dot(x, weight, SPEC)
-        + tl.load(parameters_ptr + NET.layers[0].bias + tower * NET.layers[0].width + unit)[None, :]
+        + tl.load(params_ptr + NET.layers[0].bias + tower * NET.layers[0].width + unit)[None, :]
     )
 
 
@@ -242,7 +240,7 @@ def first_backward(
     weight_desc,
     x_ptr,
     first_ptr,
-    parameters_ptr,
+    params_ptr,
     grad_z_desc,
     shares_ptr,
     SPEC: tl.constexpr,
@@ -286,7 +284,7 @@ def first_backward(
         grad_action = grad_action + (tl.zeros((BLOCK_M,), tl.float32),)
     for p in tl.static_range(TILES_N):
         unit = first_unit + p * BLOCK_N + tl.arange(0, BLOCK_N)
-        z = _first_pre_activations(x_ptr, first_ptr, parameters_ptr, tower, row, unit, SPEC, NET)
+        z = _first_pre_activations(x_ptr, first_ptr, params_ptr, tower, row, unit, SPEC, NET)
         if SPEC.activation == "tanh" or SPEC.activation == "relu":
             grad_z = accumulators[p] * activation_gradient(activate(z, SPEC), SPEC)
         else:

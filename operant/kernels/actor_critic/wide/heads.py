@@ -28,7 +28,7 @@ from operant.kernels.ops.replay import normalize_observation
 
 
 @triton.jit
-def _load_actor_head(parameters_ptr, first, p, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
+def _load_actor_head(params_ptr, first, p, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
     """Load part p (of the last hidden layer's units) of A rows of the actor's output weight, from row `first` on,
     (part, columns), in the action's columns.
     """
@@ -36,7 +36,7 @@ def _load_actor_head(parameters_ptr, first, p, SPEC: tl.constexpr, NET: tl.const
     index = (tl.arange(0, SPEC.columns) - SPEC.observation)[None, :]
     mask = unit_mask[:, None] & (index >= 0) & (index < SPEC.action)
     return tl.load(
-        parameters_ptr + NET.head_weight + (first + index) * NET.layers[LAYER].width + unit[:, None],
+        params_ptr + NET.head_weight + (first + index) * NET.layers[LAYER].width + unit[:, None],
         mask=mask,
         other=0.0,
     )
@@ -46,7 +46,7 @@ def _load_actor_head(parameters_ptr, first, p, SPEC: tl.constexpr, NET: tl.const
 def _gaussian_outputs(
     hidden_ptr,
     row,
-    parameters_ptr,
+    params_ptr,
     HAS_OUTPUTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     SPEC: tl.constexpr,
@@ -64,12 +64,12 @@ def _gaussian_outputs(
         h = wide.load_rows(hidden_ptr, row, NET, LAYER)
         index = tl.arange(0, SPEC.columns) - SPEC.observation
         index_mask = (index >= 0) & (index < SPEC.action)
-        bias_ptr = parameters_ptr + NET.head_bias + index
+        bias_ptr = params_ptr + NET.head_bias + index
         COLUMNS: tl.constexpr = SPEC.columns
         mean, raw = tl.zeros((BLOCK_M, COLUMNS), tl.float32), tl.zeros((BLOCK_M, COLUMNS), tl.float32)
         for p in tl.static_range(len(NET.layers[LAYER].parts)):
-            mean += wide.dot(h[p], _load_actor_head(parameters_ptr, 0, p, SPEC, NET, LAYER), SPEC)
-            raw += wide.dot(h[p], _load_actor_head(parameters_ptr, SPEC.action, p, SPEC, NET, LAYER), SPEC)
+            mean += wide.dot(h[p], _load_actor_head(params_ptr, 0, p, SPEC, NET, LAYER), SPEC)
+            raw += wide.dot(h[p], _load_actor_head(params_ptr, SPEC.action, p, SPEC, NET, LAYER), SPEC)
         mean += tl.load(bias_ptr, mask=index_mask, other=0.0)[None, :]
         return mean, raw + tl.load(bias_ptr + SPEC.action, mask=index_mask, other=0.0)[None, :]
 
@@ -78,7 +78,7 @@ def _gaussian_outputs(
 def _deterministic_action(
     hidden_ptr,
     row,
-    parameters_ptr,
+    params_ptr,
     HAS_OUTPUTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     SPEC: tl.constexpr,
@@ -97,17 +97,17 @@ def _deterministic_action(
         COLUMNS: tl.constexpr = SPEC.columns
         mean = tl.zeros((BLOCK_M, COLUMNS), tl.float32)
         for p in tl.static_range(len(NET.layers[LAYER].parts)):
-            mean += wide.dot(h[p], _load_actor_head(parameters_ptr, 0, p, SPEC, NET, LAYER), SPEC)
+            mean += wide.dot(h[p], _load_actor_head(params_ptr, 0, p, SPEC, NET, LAYER), SPEC)
         index_mask = (index >= 0) & (index < SPEC.action)
-        mean += tl.load(parameters_ptr + NET.head_bias + index, mask=index_mask, other=0.0)[None, :]
+        mean += tl.load(params_ptr + NET.head_bias + index, mask=index_mask, other=0.0)[None, :]
     return tl.where(is_action(SPEC), tanh(mean, False), 0.0)
 
 
 @triton.jit
 def sample_actions(
     hidden_ptr,
-    parameters_ptr,
-    next_parameters_ptr,
+    params_ptr,
+    next_params_ptr,
     noise_ptr,
     scalars_ptr,
     inputs_ptr,
@@ -120,22 +120,22 @@ def sample_actions(
     """Write actions at the next observations (program 0 of axis 1) and at the batch's own (program 1). Grid: (B /
     BLOCK_M, 1 or 2).
 
-    | parameter           | shape           | meaning                                                                  |
-    |---------------------|-----------------|--------------------------------------------------------------------------|
-    | hidden_ptr          | (2 B, width)    | last activations, or outputs: at next observations, at the batch's       |
-    | parameters_ptr      | (P)             | the actor's                                                              |
-    | next_parameters_ptr | (P)             | of the actor at next observations (TD3: the target actor)                |
-    | noise_ptr           | (R, B)          | uniform noise                                                            |
-    | scalars_ptr         |                 | `Scalars`                                                                |
-    | inputs_ptr          | (3, B, columns) | critics' inputs; actions are written to 0 (next), all of 2 (actor's own) |
-    | scratch             | struct          | `Scratch`, written                                                       |
+    | parameter       | shape           | meaning                                                                  |
+    |-----------------|-----------------|--------------------------------------------------------------------------|
+    | hidden_ptr      | (2 B, width)    | last activations, or outputs: at next observations, at the batch's       |
+    | params_ptr      | (P)             | the actor's                                                              |
+    | next_params_ptr | (P)             | of the actor at next observations (TD3: the target actor)                |
+    | noise_ptr       | (R, B)          | uniform noise                                                            |
+    | scalars_ptr     |                 | `Scalars`                                                                |
+    | inputs_ptr      | (3, B, columns) | critics' inputs; actions are written to 0 (next), all of 2 (actor's own) |
+    | scratch         | struct          | `Scratch`, written                                                       |
     """
     row, index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(1)
     NET: tl.constexpr = SPEC.actor
     offset = row[:, None] * SPEC.columns + tl.arange(0, SPEC.columns)[None, :]
     if SPEC.stochastic:
         mean, raw = _gaussian_outputs(
-            hidden_ptr, index * SPEC.batch + row, parameters_ptr, HAS_OUTPUTS, BLOCK_M, SPEC, NET, LAYER
+            hidden_ptr, index * SPEC.batch + row, params_ptr, HAS_OUTPUTS, BLOCK_M, SPEC, NET, LAYER
         )
         noise = normal(noise_ptr, row, index * 2 * SPEC.action, SPEC.batch, is_action(SPEC), SPEC)
         action, log_prob, std_noise, log_std_grad = squashed_gaussian(mean, raw, noise, SPEC)
@@ -155,13 +155,13 @@ def sample_actions(
     else:
         if index == 0:
             # a' = clip(mu'(s') + clip(std noise)), Fujimoto, van Hoof & Meger 2018
-            action = _deterministic_action(hidden_ptr, row, next_parameters_ptr, HAS_OUTPUTS, BLOCK_M, SPEC, NET, LAYER)
+            action = _deterministic_action(hidden_ptr, row, next_params_ptr, HAS_OUTPUTS, BLOCK_M, SPEC, NET, LAYER)
             noise = normal(noise_ptr, row, 0, SPEC.batch, is_action(SPEC), SPEC)
             noise = clip(tl.load(scalars_ptr + SCALAR.noise_std) * noise, tl.load(scalars_ptr + SCALAR.noise_clip))
             tl.store(inputs_ptr + offset, clip(action + noise, 1.0), mask=is_action(SPEC) & (row >= 0)[:, None])
         else:
             action = _deterministic_action(
-                hidden_ptr, SPEC.batch + row, parameters_ptr, HAS_OUTPUTS, BLOCK_M, SPEC, NET, LAYER
+                hidden_ptr, SPEC.batch + row, params_ptr, HAS_OUTPUTS, BLOCK_M, SPEC, NET, LAYER
             )
             observation = tl.load(inputs_ptr + SPEC.batch * SPEC.columns + offset)
             tl.store(
@@ -212,7 +212,7 @@ def actor_gradient(
     z_ptr,
     moments_ptr,
     grad_z_ptr,
-    parameters_ptr,
+    params_ptr,
     scratch,
     temperature,
     partials_ptr,
@@ -226,22 +226,22 @@ def actor_gradient(
 
     The loss is E[alpha log pi - min_c Q_c] for SAC, and E[-Q_1] for TD3.
 
-    | parameter      | shape         | meaning                                                                |
-    |----------------|---------------|------------------------------------------------------------------------|
-    | z_ptr          | (B, width)    | saved by the forward pass: z, or x_hat                                 |
-    | moments_ptr    | (B, 2)        | mean and 1 / std of its rows                                           |
-    | grad_z_ptr     | (B, width)    | written                                                                |
-    | parameters_ptr | (P)           | the actor's                                                            |
-    | scratch        | struct        | `Scratch`; `q_gradient` is that of -min_c Q_c / B, or of -Q_1 / B      |
-    | temperature    | struct        | `Temperature`                                                          |
-    | partials_ptr   |               | written: partial sums of vectors' gradients                            |
-    | terms_ptr      | (programs, 2) | written: sums of log pi and min_c Q_c, or of saturated actions and Q_1 |
+    | parameter    | shape         | meaning                                                                |
+    |--------------|---------------|------------------------------------------------------------------------|
+    | z_ptr        | (B, width)    | saved by the forward pass: z, or x_hat                                 |
+    | moments_ptr  | (B, 2)        | mean and 1 / std of its rows                                           |
+    | grad_z_ptr   | (B, width)    | written                                                                |
+    | params_ptr   | (P)           | the actor's                                                            |
+    | scratch      | struct        | `Scratch`; `q_gradient` is that of -min_c Q_c / B, or of -Q_1 / B      |
+    | temperature  | struct        | `Temperature`                                                          |
+    | partials_ptr |               | written: partial sums of vectors' gradients                            |
+    | terms_ptr    | (programs, 2) | written: sums of log pi and min_c Q_c, or of saturated actions and Q_1 |
     """
     program = tl.program_id(0)
     NET: tl.constexpr = SPEC.actor
     PARTS: tl.constexpr = NET.layers[LAYER].parts
     COLUMNS: tl.constexpr = SPEC.columns
-    layer = wide.load_layer(parameters_ptr, 0, SPEC, NET, LAYER)
+    layer = wide.load_layer(params_ptr, 0, SPEC, NET, LAYER)
     layer_sums = wide.zero_layer_sums(BLOCK_M, NET, LAYER)
     grad_mean_weight = wide.zero_rows(COLUMNS, NET, LAYER)
     if SPEC.stochastic:
@@ -262,10 +262,10 @@ def actor_gradient(
         mean_sums = ()
         raw_sums = ()
         for p in tl.static_range(len(PARTS)):
-            grad_part = wide.dot(grad_mean, tl.trans(_load_actor_head(parameters_ptr, 0, p, SPEC, NET, LAYER)), SPEC)
+            grad_part = wide.dot(grad_mean, tl.trans(_load_actor_head(params_ptr, 0, p, SPEC, NET, LAYER)), SPEC)
             if SPEC.stochastic:
                 grad_part += wide.dot(
-                    grad_raw, tl.trans(_load_actor_head(parameters_ptr, SPEC.action, p, SPEC, NET, LAYER)), SPEC
+                    grad_raw, tl.trans(_load_actor_head(params_ptr, SPEC.action, p, SPEC, NET, LAYER)), SPEC
                 )
             grad_h = grad_h + (grad_part,)
             mean_sums = mean_sums + (grad_mean_weight[p] + wide.dot(tl.trans(grad_mean), saved[0][p], SPEC),)
@@ -310,7 +310,7 @@ def actor_gradient_unrolled(
     z_ptr,
     moments_ptr,
     grad_z_ptr,
-    parameters_ptr,
+    params_ptr,
     scratch,
     temperature,
     partials_ptr,
@@ -327,11 +327,11 @@ def actor_gradient_unrolled(
     NET: tl.constexpr = SPEC.actor
     OUTPUTS: tl.constexpr = NET.outputs
     ACTIONS: tl.constexpr = SPEC.action
-    layer = wide.load_layer(parameters_ptr, 0, SPEC, NET, LAYER)
+    layer = wide.load_layer(params_ptr, 0, SPEC, NET, LAYER)
     layer_sums = wide.zero_layer_sums(BLOCK_M, NET, LAYER)
     heads, grad_head_weight, grad_head_bias = (), (), ()
     for k in tl.static_range(OUTPUTS):
-        head = wide.load_vector(parameters_ptr, NET.head_weight + k * NET.layers[LAYER].width, 0, NET, LAYER)
+        head = wide.load_vector(params_ptr, NET.head_weight + k * NET.layers[LAYER].width, 0, NET, LAYER)
         heads = heads + (head,)
         grad_head_weight = grad_head_weight + (layer_sums[0],)
         grad_head_bias = grad_head_bias + (tl.zeros((BLOCK_M,), tl.float32),)
@@ -401,7 +401,7 @@ def load_lanes(buffers, inputs_ptr, t, lanes, SPEC: tl.constexpr, BLOCK_M: tl.co
 @triton.jit(do_not_specialize=["t"])
 def act(
     hidden_ptr,
-    parameters_ptr,
+    params_ptr,
     buffers,
     t,
     lanes,
@@ -417,11 +417,11 @@ def act(
     uniform, mask, offset, noise_ptr = load_uniform(buffers, t, lane, lanes, SPEC)
     NET: tl.constexpr = SPEC.actor
     if SPEC.stochastic:
-        mean, raw = _gaussian_outputs(hidden_ptr, lane, parameters_ptr, HAS_OUTPUTS, BLOCK_M, SPEC, NET, LAYER)
+        mean, raw = _gaussian_outputs(hidden_ptr, lane, params_ptr, HAS_OUTPUTS, BLOCK_M, SPEC, NET, LAYER)
         noise = normal(noise_ptr, lane, 0, lanes, mask, SPEC)
         action, _log_prob, _std_noise, _log_std_grad = squashed_gaussian(mean, raw, noise, SPEC)
     else:
-        action = _deterministic_action(hidden_ptr, lane, parameters_ptr, HAS_OUTPUTS, BLOCK_M, SPEC, NET, LAYER)
+        action = _deterministic_action(hidden_ptr, lane, params_ptr, HAS_OUTPUTS, BLOCK_M, SPEC, NET, LAYER)
         noise = normal(noise_ptr, lane, 0, lanes, mask, SPEC)
         std = tl.load(buffers.exploration + lane, mask=lane < lanes, other=0.0)[:, None]
         action = clip(action + std * noise, 1.0)
@@ -437,7 +437,7 @@ def critic_gradient(
     z_ptr,
     moments_ptr,
     grad_z_ptr,
-    parameters_ptr,
+    params_ptr,
     scratch,
     temperature,
     partials_ptr,
@@ -458,7 +458,7 @@ def critic_gradient(
     | z_ptr          | (towers, B, width)    | saved by the forward pass: z, or x_hat      |
     | moments_ptr    | (towers, B, 2)        | mean and 1 / std of its rows                |
     | grad_z_ptr     | (towers, B, width)    | written                                     |
-    | parameters_ptr | (P)                   | the critics'                                |
+    | params_ptr | (P)                   | the critics'                                |
     | scratch        | struct                | `Scratch`                                   |
     | temperature    | struct                | `Temperature`                               |
     | partials_ptr   |                       | written: partial sums of vectors' gradients |
@@ -473,9 +473,9 @@ def critic_gradient(
     alpha = 0.0
     if SPEC.stochastic:
         alpha = tl.exp(tl.load(temperature.log_alpha))
-    head_bias = tl.load(parameters_ptr + NET.head_bias + tower)
-    head = wide.load_vector(parameters_ptr, NET.head_weight, tower, NET, LAYER)
-    layer = wide.load_layer(parameters_ptr, tower, SPEC, NET, LAYER)
+    head_bias = tl.load(params_ptr + NET.head_bias + tower)
+    head = wide.load_vector(params_ptr, NET.head_weight, tower, NET, LAYER)
+    layer = wide.load_layer(params_ptr, tower, SPEC, NET, LAYER)
     for first in tl.range(program * BLOCK_M, SPEC.batch, tl.num_programs(0) * BLOCK_M, num_stages=STAGES):
         row = first + tl.arange(0, BLOCK_M)
         y = td_targets(batch, scratch, row, alpha, SPEC)
@@ -505,7 +505,7 @@ def min_q_gradient(
     z_ptr,
     moments_ptr,
     grad_z_ptr,
-    parameters_ptr,
+    params_ptr,
     scratch,
     SPEC: tl.constexpr,
     LAYER: tl.constexpr,
@@ -517,7 +517,7 @@ def min_q_gradient(
     """
     tower, row = tl.program_id(1), tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     NET: tl.constexpr = SPEC.critic
-    layer = wide.load_layer(parameters_ptr, tower, SPEC, NET, LAYER)
+    layer = wide.load_layer(params_ptr, tower, SPEC, NET, LAYER)
     saved = wide.load_activations(z_ptr, moments_ptr, tower * SPEC.batch + row, layer, SPEC, NET, LAYER)
     lowest = tl.zeros((BLOCK_M,), tl.int32)
     if SPEC.stochastic:
@@ -527,6 +527,6 @@ def min_q_gradient(
             lowest = tl.where(other < q, k + 1, lowest)
             q = tl.minimum(q, other)
     grad_q = tl.where(lowest == tower, -1.0 / SPEC.batch, 0.0)
-    grad_h = wide.outer(grad_q, wide.load_vector(parameters_ptr, NET.head_weight, tower, NET, LAYER), NET, LAYER)
+    grad_h = wide.outer(grad_q, wide.load_vector(params_ptr, NET.head_weight, tower, NET, LAYER), NET, LAYER)
     grad_z, _grad_y = wide.layer_backward(grad_h, saved, layer, SPEC, NET, LAYER)
     wide.store_rows(grad_z_ptr, tower * SPEC.batch + row, grad_z, SPEC, NET, LAYER)

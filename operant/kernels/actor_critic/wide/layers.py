@@ -21,7 +21,7 @@ def activate_layer(
     z_ptr,
     hidden_ptr,
     moments_ptr,
-    parameters_ptr,
+    params_ptr,
     rows,
     SPEC: tl.constexpr,
     NET: tl.constexpr,
@@ -31,15 +31,15 @@ def activate_layer(
     """Apply bias, layer normalization and activation to a hidden layer's product, which the library computed. Grid:
     (programs, towers); each program takes every programs-th tile.
 
-    | parameter      | shape                 | meaning                                                          |
-    |----------------|-----------------------|------------------------------------------------------------------|
-    | z_ptr          | (towers, rows, width) | product without bias; with layer normalization replaced by x_hat |
-    | hidden_ptr     | (towers, rows, width) | written: activations                                             |
-    | moments_ptr    | (towers, rows, 2)     | written with layer normalization: mean, 1 / std                  |
-    | parameters_ptr | (P)                   | the network's parameters                                         |
+    | parameter   | shape                 | meaning                                                          |
+    |-------------|-----------------------|------------------------------------------------------------------|
+    | z_ptr       | (towers, rows, width) | product without bias; with layer normalization replaced by x_hat |
+    | hidden_ptr  | (towers, rows, width) | written: activations                                             |
+    | moments_ptr | (towers, rows, 2)     | written with layer normalization: mean, 1 / std                  |
+    | params_ptr  | (P)                   | the network's parameters                                         |
     """
     tower = tl.program_id(1)
-    layer = wide.load_layer(parameters_ptr, tower, SPEC, NET, LAYER)
+    layer = wide.load_layer(params_ptr, tower, SPEC, NET, LAYER)
     for first in tl.range(tl.program_id(0) * BLOCK_M, rows, tl.num_programs(0) * BLOCK_M, num_stages=STAGES):
         row = tower * rows + first + tl.arange(0, BLOCK_M)
         z = wide.add_bias(wide.load_rows(z_ptr, row, NET, LAYER), layer, NET, LAYER)
@@ -58,7 +58,7 @@ def hidden_layer(
     z_desc,
     hidden_desc,
     moments_ptr,
-    parameters_ptr,
+    params_ptr,
     output_ptr,
     rows,
     SPEC: tl.constexpr,
@@ -73,15 +73,15 @@ def hidden_layer(
     """Compute a hidden layer's activations: product, bias, layer normalization, activation. Grid: (rows / BLOCK_M,
     towers), a tile of whole rows a program.
 
-    | parameter      | shape                    | meaning                                                     |
-    |----------------|--------------------------|-------------------------------------------------------------|
-    | inputs_desc    | (towers x rows, inputs)  | descriptor of the previous layer's activations              |
-    | weight_desc    | (towers x width, inputs) | descriptor of the weight                                    |
-    | z_desc         | (towers x rows, width)   | descriptor, written with SAVE: z without bias, or x_hat     |
-    | hidden_desc    | (towers x rows, width)   | descriptor, written with OUTPUT "hidden": activations       |
-    | moments_ptr    | (towers, rows, 2)        | written with SAVE and layer normalization: mean, 1 / std    |
-    | parameters_ptr | (P)                      | the network's parameters                                    |
-    | output_ptr     | (towers, rows, outputs)  | written with OUTPUT "value" or "policy": the head's outputs |
+    | parameter   | shape                    | meaning                                                     |
+    |-------------|--------------------------|-------------------------------------------------------------|
+    | inputs_desc | (towers x rows, inputs)  | descriptor of the previous layer's activations              |
+    | weight_desc | (towers x width, inputs) | descriptor of the weight                                    |
+    | z_desc      | (towers x rows, width)   | descriptor, written with SAVE: z without bias, or x_hat     |
+    | hidden_desc | (towers x rows, width)   | descriptor, written with OUTPUT "hidden": activations       |
+    | moments_ptr | (towers, rows, 2)        | written with SAVE and layer normalization: mean, 1 / std    |
+    | params_ptr  | (P)                      | the network's parameters                                    |
+    | output_ptr  | (towers, rows, outputs)  | written with OUTPUT "value" or "policy": the head's outputs |
 
     OUTPUT "": neither activations nor outputs.
     """
@@ -104,7 +104,7 @@ def hidden_layer(
         z_desc,
         hidden_desc,
         moments_ptr,
-        parameters_ptr,
+        params_ptr,
         output_ptr,
         first,
         tower,
@@ -123,7 +123,7 @@ def backward_layer(
     z_ptr,
     moments_ptr,
     hidden_ptr,
-    parameters_ptr,
+    params_ptr,
     partials_ptr,
     rows,
     first_row,
@@ -136,17 +136,17 @@ def backward_layer(
     """Replace the gradient in a hidden layer's activations by that in its pre-activations. Grid: (programs, towers);
     each program takes every programs-th tile.
 
-    | parameter      | shape                 | meaning                                                                |
-    |----------------|-----------------------|------------------------------------------------------------------------|
-    | grad_ptr       | (towers, B, width)    | gradient by activations, replaced by that by pre-activations           |
-    | z_ptr          | (towers, rows, width) | saved by the forward pass; B rows from `first_row` on                  |
-    | moments_ptr    | (towers, rows, 2)     | mean and 1 / std of those rows                                         |
-    | hidden_ptr     | (towers, rows, width) | activations of those rows                                              |
-    | parameters_ptr | (P)                   | the network's parameters                                               |
-    | partials_ptr   |                       | written with TRAIN: partial sums of the gradients of bias, gain, shift |
+    | parameter    | shape                 | meaning                                                                |
+    |--------------|-----------------------|------------------------------------------------------------------------|
+    | grad_ptr     | (towers, B, width)    | gradient by activations, replaced by that by pre-activations           |
+    | z_ptr        | (towers, rows, width) | saved by the forward pass; B rows from `first_row` on                  |
+    | moments_ptr  | (towers, rows, 2)     | mean and 1 / std of those rows                                         |
+    | hidden_ptr   | (towers, rows, width) | activations of those rows                                              |
+    | params_ptr   | (P)                   | the network's parameters                                               |
+    | partials_ptr |                       | written with TRAIN: partial sums of the gradients of bias, gain, shift |
     """
     program, tower = tl.program_id(0), tl.program_id(1)
-    layer = wide.load_layer(parameters_ptr, tower, SPEC, NET, LAYER)
+    layer = wide.load_layer(params_ptr, tower, SPEC, NET, LAYER)
     grad_bias, grad_gain, grad_shift = wide.zero_layer_sums(BLOCK_M, NET, LAYER)
     for start in tl.range(program * BLOCK_M, SPEC.batch, tl.num_programs(0) * BLOCK_M, num_stages=STAGES):
         row = start + tl.arange(0, BLOCK_M)
@@ -209,22 +209,22 @@ def input_gradient(
 
 
 @triton.jit
-def q_values(hidden_ptr, parameters_ptr, q_ptr, SPEC: tl.constexpr, LAYER: tl.constexpr, BLOCK_M: tl.constexpr):
+def q_values(hidden_ptr, params_ptr, q_ptr, SPEC: tl.constexpr, LAYER: tl.constexpr, BLOCK_M: tl.constexpr):
     """Write Q of each critic from its last hidden activations. Grid: (B / BLOCK_M, towers).
 
-    | parameter      | shape              | meaning                 |
-    |----------------|--------------------|-------------------------|
-    | hidden_ptr     | (towers, B, width) | activations             |
-    | parameters_ptr | (P)                | the critics' parameters |
-    | q_ptr          | (towers, B)        | written                 |
+    | parameter  | shape              | meaning                 |
+    |------------|--------------------|-------------------------|
+    | hidden_ptr | (towers, B, width) | activations             |
+    | params_ptr | (P)                | the critics' parameters |
+    | q_ptr      | (towers, B)        | written                 |
     """
     tower, row = tl.program_id(1), tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     NET: tl.constexpr = SPEC.critic
-    head = wide.load_vector(parameters_ptr, NET.head_weight, tower, NET, LAYER)
+    head = wide.load_vector(params_ptr, NET.head_weight, tower, NET, LAYER)
     h = wide.load_rows(hidden_ptr, tower * SPEC.batch + row, NET, LAYER)
     tl.store(
         q_ptr + tower * SPEC.batch + row,
-        wide.row_dot(h, head, NET, LAYER) + tl.load(parameters_ptr + NET.head_bias + tower),
+        wide.row_dot(h, head, NET, LAYER) + tl.load(params_ptr + NET.head_bias + tower),
     )
 
 

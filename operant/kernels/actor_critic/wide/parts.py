@@ -36,34 +36,34 @@ def units(p, NET: tl.constexpr, LAYER: tl.constexpr):
 
 
 @triton.jit
-def load_vector(parameters_ptr, offset, tower, NET: tl.constexpr, LAYER: tl.constexpr):
+def load_vector(params_ptr, offset, tower, NET: tl.constexpr, LAYER: tl.constexpr):
     """Load a vector (towers, width) of a layer's parameters, at `offset` of the flat vector, for one tower: a tuple of
     parts (1, part).
     """
     vector = ()
     for p in tl.static_range(len(NET.layers[LAYER].parts)):
-        vector = vector + (load_part(parameters_ptr, offset, tower, p, NET, LAYER),)
+        vector = vector + (load_part(params_ptr, offset, tower, p, NET, LAYER),)
     return vector
 
 
 @triton.jit
-def load_part(parameters_ptr, offset, tower, p, NET: tl.constexpr, LAYER: tl.constexpr):
+def load_part(params_ptr, offset, tower, p, NET: tl.constexpr, LAYER: tl.constexpr):
     """Load part p of a vector of a layer's parameters, at `offset` of the flat vector, for one tower, (1, part)."""
     unit, mask = units(p, NET, LAYER)
-    return tl.load(parameters_ptr + offset + tower * NET.layers[LAYER].width + unit, mask=mask, other=0.0)[None, :]
+    return tl.load(params_ptr + offset + tower * NET.layers[LAYER].width + unit, mask=mask, other=0.0)[None, :]
 
 
 @triton.jit
-def load_layer(parameters_ptr, tower, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
+def load_layer(params_ptr, tower, SPEC: tl.constexpr, NET: tl.constexpr, LAYER: tl.constexpr):
     """Load a layer's bias, and the gain and shift of its layer normalization, each a tuple of parts (1, part). Without
     layer normalization gain and shift are placeholders (the bias).
     """
-    bias = load_vector(parameters_ptr, NET.layers[LAYER].bias, tower, NET, LAYER)
+    bias = load_vector(params_ptr, NET.layers[LAYER].bias, tower, NET, LAYER)
     if SPEC.layer_norm:
         return (
             bias,
-            load_vector(parameters_ptr, NET.layers[LAYER].gain, tower, NET, LAYER),
-            load_vector(parameters_ptr, NET.layers[LAYER].shift, tower, NET, LAYER),
+            load_vector(params_ptr, NET.layers[LAYER].gain, tower, NET, LAYER),
+            load_vector(params_ptr, NET.layers[LAYER].shift, tower, NET, LAYER),
         )
     else:
         return bias, bias, bias
@@ -223,7 +223,7 @@ def store_hidden_layer(
     z_desc,
     hidden_desc,
     moments_ptr,
-    parameters_ptr,
+    params_ptr,
     output_ptr,
     first_row,
     tower,
@@ -245,7 +245,7 @@ def store_hidden_layer(
     # A layer's vectors take many registers, so each part is loaded where it is used.
     z = ()
     for p in tl.static_range(len(PARTS)):
-        z = z + (accumulators[p] + load_part(parameters_ptr, NET.layers[LAYER].bias, tower, p, NET, LAYER),)
+        z = z + (accumulators[p] + load_part(params_ptr, NET.layers[LAYER].bias, tower, p, NET, LAYER),)
     mean, inv_std = mean_and_inv_std(z, SPEC, NET, LAYER)
     if SAVE:
         store_moments(moments_ptr, row, mean, inv_std, SPEC)
@@ -253,8 +253,8 @@ def store_hidden_layer(
     for p in tl.static_range(len(PARTS)):
         gain, shift = mean, mean
         if SPEC.layer_norm:
-            gain = load_part(parameters_ptr, NET.layers[LAYER].gain, tower, p, NET, LAYER)
-            shift = load_part(parameters_ptr, NET.layers[LAYER].shift, tower, p, NET, LAYER)
+            gain = load_part(params_ptr, NET.layers[LAYER].gain, tower, p, NET, LAYER)
+            shift = load_part(params_ptr, NET.layers[LAYER].shift, tower, p, NET, LAYER)
         h_part, _y, x_hat = activate_part(z[p], mean, inv_std, gain, shift, p, SPEC, NET, LAYER)
         if SAVE and (SPEC.saves_z or len(NET.layers) - 1 == LAYER):
             z_desc.store(
@@ -267,10 +267,8 @@ def store_hidden_layer(
     if OUTPUT == "value" or OUTPUT == "policy":
         OUTPUTS: tl.constexpr = NET.outputs
         for k in tl.static_range(OUTPUTS):
-            out = row_dot(h, load_vector(parameters_ptr, NET.head_weight + k * WIDTH, tower, NET, LAYER), NET, LAYER)
-            tl.store(
-                output_ptr + row * OUTPUTS + k, out + tl.load(parameters_ptr + NET.head_bias + tower * OUTPUTS + k)
-            )
+            out = row_dot(h, load_vector(params_ptr, NET.head_weight + k * WIDTH, tower, NET, LAYER), NET, LAYER)
+            tl.store(output_ptr + row * OUTPUTS + k, out + tl.load(params_ptr + NET.head_bias + tower * OUTPUTS + k))
 
 
 # BACKWARD
