@@ -1,15 +1,18 @@
 """Kernels of the per-layer engine: products in tiles of BLOCK_M x BLOCK_N, accumulated in steps of BLOCK_K.
 
-For networks too wide for one program. Samples go through in microbatches. A microbatch's activations lie in buffers
-(towers, capacity, padded width), sample-major. Weights are packed with padding (see `packing`), so that no product
-needs a mask. The backward products read the packed transposes and have the same form as the forward ones.
+For networks too wide for one program. A *tower* is the network of the actor (0) or of the critic (1), or both with a
+shared trunk. Samples go through in microbatches, as many as the buffers hold: a microbatch's activations lie in buffers
+(towers, capacity, padded width), sample-major. Weights are *packed*: copied with zero padding in the type of the
+products' operands (see `packing`), so that no product needs a mask. The backward products read packed transposes and
+have the same form as the forward ones.
 
-In an update a microbatch holds whole chunks, each in a slot of `slot` rows. Rows of a slot after its chunk's last
-sample have zero gradients. The order of every sum depends on positions alone: rows within a tile, tiles within a chunk.
+A *chunk* is the part of a minibatch whose gradients are added to one row of partial sums. In an update a microbatch
+holds whole chunks, each in a *slot* of `slot` rows. Rows of a slot after its chunk's last sample have zero gradients.
+The order of every sum depends on positions alone: rows within a tile, tiles within a chunk.
 
-Layers are numbered from 0; layer L is the head (distribution and value). `SPEC.tile_sums` describes the buffer of sums
-over each tile of rows: gradients of the biases of layers 1 ... L and of log_std, and the loss terms. Layer L's tiles
-may have fewer rows than the other layers'.
+Layers are numbered from 0; layer L is the *head*, the output layer of distribution and value. `SPEC.tile_sums`
+describes the buffer of sums over each tile of rows: gradients of the biases of layers 1 ... L and of log_std, and the
+loss terms. Layer L's tiles may have fewer rows than the other layers'.
 
 Knows no algorithm and no optimizer: the loss is an `operant.kernels.dense.task.Loss`. `SPEC` is an
 `operant.kernels.spec.Spec`.

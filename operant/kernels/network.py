@@ -1,7 +1,8 @@
 """A dense network that one program holds, in Triton: loading its parameters, forward pass, and gradients of a layer.
 
-Tiles are sample-major (rows, units), so that a product's result is the next product's left operand in registers. Units
-beyond a layer's width are zero before and after every activation. `SPEC` is a `operant.kernels.spec.Spec`.
+Tiles are sample-major (rows, units), so that a product's result is the next product's left operand in registers; an
+*operand* is a tile in the type of the matrix products, see `operant.kernels.ops.linear`. Units beyond a layer's width
+are zero before and after every activation. `SPEC` is a `operant.kernels.spec.Spec`.
 
 Parameters lie in one flat vector, at the offsets that `SPEC` names. A tower is 0 for the actor, 1 for the critic; a
 shared trunk has tower 0 alone, which computes both heads. `load_network` returns a tuple:

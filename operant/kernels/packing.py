@@ -1,8 +1,9 @@
 """Packing for the per-layer engine, in Triton: padded weights, and samples gathered from a rollout.
 
-The kernels of `layers` read buffers without masks. Weights are therefore packed into zero-padded matrices before use,
-and the first layer's inputs `x` (capacity, inputs[0]) are gathered from the field-major rollout. Bytes stay bytes in
-`x`; `load_bytes` converts them inside the first product.
+The kernels of `layers` read buffers without masks. Weights are therefore *packed* before use: copied to zero-padded
+matrices in the type of the matrix products' operands (bfloat16, or float32 rounded to tf32). The first layer's inputs
+`x` (capacity, inputs[0]) are gathered from the field-major rollout. Bytes stay bytes in `x`; `load_bytes` converts them
+inside the first product. A block is some neighbouring lanes of one step, the unit in which samples are shuffled.
 
 Knows no activation and no loss. `SPEC` is an `operant.kernels.spec.Spec`; `inputs` are `observations.Inputs`,
 `minibatch` is a `backward.Minibatch`; `lanes` is N.

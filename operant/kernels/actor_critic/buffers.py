@@ -1,8 +1,9 @@
 """Groups of buffers that the kernels take: named tuples of tensors on the host, of pointers inside a kernel. Know no
 Triton.
 
-A batch is `operant.kernels.ops.replay.BatchBuffers`. Shape letters: B samples of a batch, C input columns of first
-layers (observation, action, zeros), G critics, H units of a layer, A values of an action, T ticks, N lanes.
+A head is a network's output layer. A batch is `operant.kernels.ops.replay.BatchBuffers`. Shape letters: B samples of a
+batch, C input columns of first layers (observation, action, zeros), G critics, H units of a layer, A values of an
+action, T ticks, N lanes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Matrix products in Triton in three precisions, and what their operands and results need around them.
+"""Matrix products in Triton in three precisions, and the conversions of their operands and results.
+
+An *operand* is a factor of a matrix product, in the type that the product multiplies.
 
 `SPEC.precision` is "ieee" (float32), "tf32" (float32 operands, of which the tensor cores read 10 mantissa bits) or
 "bf16" (operands cast to bfloat16). Results are always float32. `SPEC.approximate` is true on GPUs in tf32 or bf16.

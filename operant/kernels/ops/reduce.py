@@ -1,8 +1,9 @@
 """Reductions in Triton that do not depend on the device: rows of partial sums to one gradient and its squared norm.
 
-Rows are added in a binary tree: first the rows of each shard of lanes, then neighbouring shards. Each addition has two
-operands at fixed positions of the tree. Therefore the sum has the same bits on any number of ranks and in any thread
-layout.
+A minibatch's gradient is summed in parts, a row of partial sums each. A *shard* is an aligned range of the world's
+lanes, which one rank owns, and has equally many rows. Rows are added in a binary tree: first those of each shard, then
+neighbouring shards. Each addition has two operands at fixed positions of the tree. Therefore the sum has the same bits
+on any number of ranks and in any thread layout.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 Transitions, returns and noise equal those of `operant.data.replay`, whose kernels are the specification. Each function
 runs as a kernel alone or as a part of another kernel. Knows no network and no loss.
 
-Shape letters: C ticks of the ring, F rows of the side buffer, N lanes, P stored values of an observation, O its values,
-A values of an action, B samples of a batch, T ticks of an iteration, R rows of noise.
+A *tick* is one step of all lanes. The side buffer holds true final observations of truncated episodes, with fewer rows
+than the ring. Shape letters: C ticks of the ring, F rows of the side buffer, N lanes, P stored values of an
+observation, O its values, A values of an action, B samples of a batch, T ticks of an iteration, R rows of noise.
 """
 
 from __future__ import annotations

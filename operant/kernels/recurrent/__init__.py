@@ -1,7 +1,9 @@
 """Fused Triton kernels for recurrent policies: forward and backward passes of `operant.nn.cells` and of the dense
 layers around them, over rollouts.
 
-Encoder, heads, reduction and Adam are those of `operant.kernels.dense`. Modules that import Triton are imported on use.
+A recurrent policy is an encoder (dense layers), recurrent layers (the *cells*), and a head (output layer). Samples are
+segments: some consecutive steps of a lane. Encoder, head, reduction and Adam are those of `operant.kernels.dense`.
+Modules that import Triton are imported on use.
 """
 
 from __future__ import annotations

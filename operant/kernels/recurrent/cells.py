@@ -1,8 +1,9 @@
 """Triton building blocks of recurrent cells (MinGRU, GRU, LSTM): indexing of sequences and one step of each cell.
 
-A *row* is a step of a lane. Rows of a minibatch are ordered block of lanes, step, lane: step l of lane j of block b is
-row (b L + l) BLOCK + j. When acting, every lane is a row. States are stored as in the rollout, (R, N): layer, unit; an
-LSTM's c after all h.
+A *row* is a step of a lane; a *block* is SHAPE.block neighbouring lanes, which are shuffled together; an *operand* is a
+factor of a matrix product, in the type that it multiplies. Rows of a minibatch are ordered block of lanes, step, lane:
+step l of lane j of block b is row (b L + l) BLOCK + j. When acting, every lane is a row. States are stored as in the
+rollout, (R, N): layer, unit; an LSTM's c after all h.
 
 Acting and learning must compute the same bits. Choices that a compiler could make are therefore explicit: sums start
 with the bias or the input projection, and `tl.fma` determines which product is not rounded.

@@ -1,8 +1,9 @@
 """Triton kernels of the matrix products around recurrent cells, over rows: input projections, gradients of inputs,
 gradients of weights and biases.
 
-Weights are packed first: each gate's matrix zero-padded to (P, P), in the type of a product's operand. Rows of a chunk
-are contiguous and tiles divide them, so only the edges of weights are masked.
+Weights are *packed* first: each gate's matrix is copied, zero-padded to (P, P), in the type of a product's operand. A
+chunk is the part of a minibatch whose gradients are added to one row of partial sums. Rows of a chunk are contiguous
+and tiles divide them, so only the edges of weights are masked.
 
 | parameter  | shape           | meaning                                                              |
 |------------|-----------------|----------------------------------------------------------------------|

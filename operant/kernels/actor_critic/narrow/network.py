@@ -1,6 +1,8 @@
 """Triton functions of narrow networks: forward passes, and the gradient of Q by a network's pre-activations.
 
-A program holds a tile of samples, (rows, features), and runs a whole network over it, from packed weights.
+A program holds a tile of samples, (rows, features), and runs a whole network over it, from *packed* weights: copies of
+each layer's weight, zero-padded, in the type of the matrix products' operands. A *tower* is one of several networks of
+the same shape, the critics; the *trunk* is a tower's hidden layers, the *head* its output layer.
 
 Common parameters: `SPEC`: `NarrowSpec`; `NET`: `Net` of the network; `single_ptr`, `packed_ptr`: one tower of its
 `PackedWeights`; `PRELOAD`: load weights before the inputs are known; `trunk` as `load_trunk` returns it.

@@ -1,7 +1,9 @@
 """Triton kernels of the optimizer steps of narrow networks: each program computes the gradient of one weight block and
 steps it, from the samples to Adam, the target and the packed copies.
 
-Sums over the batch run in one order inside one program, so equal batches give equal bits. Knows no forward pass.
+Weights are *packed* for the passes: copied, zero-padded, in the type of the matrix products' operands. A *block* is a
+rectangle of a layer's packed weight. Sums over the batch run in one order inside one program, so equal batches give
+equal bits. Knows no forward pass.
 
 Common parameters, structs as in `step`'s table: `SPEC`: `NarrowSpec`; `NET`: `Net` of the network; `LAYER`: index of
 the layer; `IS_ACTOR`: the network is the actor; `TARGET`: it has a target to move; `tower`: index of the critic.

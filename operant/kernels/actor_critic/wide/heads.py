@@ -1,5 +1,5 @@
 """Triton kernels of the heads of wide networks: actions and their log-probabilities, Q values, the losses' gradients,
-and acting. Rows and parts as in `parts`.
+and acting. A head is the output layer of an actor or a critic. Rows and parts as in `parts`.
 
 Common constants: SPEC: `WideSpec`; NET: `WideNet`; LAYER: index of the last hidden layer; HAS_OUTPUTS: a forward kernel
 has computed the head's outputs; BLOCK_M: samples of a tile.

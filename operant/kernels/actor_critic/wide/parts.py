@@ -1,7 +1,8 @@
 """Triton functions of rows of a wide layer: load and store, activation and layer normalization forward and backward,
 and sums over the batch. Know no network's order of work.
 
-Rows are samples, (rows, units), one tower after another. A row is held as a tuple of parts, (rows, part) each, whose
+A *tower* is one of several networks of the same shape, the critics. Rows are samples, (rows, units), one tower after
+another. A row is held as a tuple of parts, (rows, part) each, whose
 widths are powers of two ("rows" below). Sums over the batch have a fixed order: each program sums its tiles into a row
 of `partials` (programs, towers, vectors, pad), and `layers.reduce` sums those rows.
 
