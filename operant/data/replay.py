@@ -115,11 +115,8 @@ class Replay:
         A, kind, where = action.shape[1], rollout.observation.dtype, world.device
         P, C = padded(O, kind), ring_ticks(capacity, N, n_step)
         self.world, self.rollout, self.ticks_stored, self.capacity = world, rollout, C, C * N
-        self.n_step, self.gamma, self.shards = (
-            n_step,
-            gamma,
-            shard_count(N * exchange.ranks, batch * exchange.ranks) // exchange.ranks,
-        )
+        self.n_step, self.gamma = n_step, gamma
+        self.shards = shard_count(N * exchange.ranks, batch * exchange.ranks) // exchange.ranks
         self.first_shard = exchange.rank * self.shards
         L = world.truncation_gap if world.can_truncate else None
 
@@ -157,11 +154,8 @@ class Replay:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=where)
 
-        index, next_index, action = (
-            zeros(batch, dtype=torch.int32),
-            zeros(batch, dtype=torch.int32),
-            zeros(ring.action.shape[2], batch, dtype=ring.action.dtype),
-        )
+        index, next_index = zeros(batch, dtype=torch.int32), zeros(batch, dtype=torch.int32)
+        action = zeros(ring.action.shape[2], batch, dtype=ring.action.dtype)
         sample = Sample(
             index,
             next_index,
@@ -218,10 +212,8 @@ class Replay:
             torch.zeros(1, *rows.shape[1:], dtype=rows.dtype, device=where) for rows in (ring.observation, ring.final)
         )
         self._stored = bind(ring._replace(observation=observation, final=final))
-        self._move, self._words = (
-            kernel(transitions.move_body, where),
-            observation.numel() * observation.element_size() // 4,
-        )
+        self._move = kernel(transitions.move_body, where)
+        self._words = observation.numel() * observation.element_size() // 4
         self._staged = bind(
             Staged(
                 observation.view(torch.int32).flatten(),
@@ -244,10 +236,8 @@ class Replay:
         """Prepare the kernels with the replay's ring and the rollout."""
         ring, rollout, where = self.ring, self.rollout, self.world.device
         N, O = self.world.count, rollout.observation.shape[1]
-        self._store, self._store_legal = (
-            kernel(transitions.store_body, where),
-            kernel(transitions.store_legal_body, where),
-        )
+        self._store = kernel(transitions.store_body, where)
+        self._store_legal = kernel(transitions.store_legal_body, where)
         self._draw, self._returns = kernel(transitions.draw_body, where), kernel(transitions.returns_body, where)
         self._rows, self._legal = kernel(transitions.rows_body, where), kernel(transitions.legal_body, where)
         self._pieces, self._ring = -(-O // PIECE) * N, bind(ring, where)

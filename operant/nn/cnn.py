@@ -202,11 +202,8 @@ class Convolutions(nn.Module):
         assert isinstance(observation.categories, int)
         self.config, self.categories, self.dtype = config, observation.categories, dtype
         height, width, planes = (*observation.shape, 1)[:3]
-        self._shape, inputs, channels = (
-            (height, width, planes),
-            planes * max(self.categories, 1),
-            config.channels or CHANNELS[config.cnn],
-        )
+        self._shape, inputs = (height, width, planes), planes * max(self.categories, 1)
+        channels = config.channels or CHANNELS[config.cnn]
 
         # The convolutions, height and width of their output, and values of the widest layer.
         self.body: _Plain | _Residual

@@ -75,10 +75,8 @@ class DeepSets(nn.Module):
         single = config.model_copy(update={"memory_layers": 1, "memory_size": M})
         memories = [recurrent.Memory(single, 1, M, generator) for _ in range(last)] if config.is_recurrent else []
         self.memory, self._rows = nn.ModuleList(memories), [memory.rows for memory in memories]
-        self.head_weight, self.value_weight = (
-            nn.Parameter(mlp.orthogonal(1, M, 0.01, generator)),
-            nn.Parameter(mlp.orthogonal(1, M, 1.0, generator)),
-        )
+        self.head_weight = nn.Parameter(mlp.orthogonal(1, M, 0.01, generator))
+        self.value_weight = nn.Parameter(mlp.orthogonal(1, M, 1.0, generator))
         self.value_bias = nn.Parameter(torch.zeros(1))
 
     def initial_state(self, lanes: int) -> recurrent.State:

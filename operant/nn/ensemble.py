@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from operant.envs import Env
+from operant.envs import Box, Env
 from operant.errors import ConfigError
 from operant.nn import cnn, first_layer, mlp, recurrent, user_network
 from operant.nn.normalization import FixedScale, RunningNormalizer
@@ -49,58 +49,45 @@ def network(
     the last layer.
     """
     box, dtype = env.observation, torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
+    if (reason := _unsupported_reason(box, config)) is not None:
+        raise ConfigError("the network", [reason])
+    if config.kind not in mlp.KINDS:
+        seed = generator.initial_seed()
+        return UserEnsemble(config.kind, box.size + actions, outputs, seed, towers=towers).to(device)
+
+    shape: dict[str, Any] = {"towers": towers, "last_gain": last_gain, "dtype": dtype}
+    if config.kind == "mlp":
+        return MLPEnsemble(box.columns + actions, outputs, config, generator, **shape).to(device)
+    if device.type == "cuda":
+        cnn.settle(precision)
+    convolutions = cnn.Convolutions(box, config, generator, dtype=dtype)
+    relu = config.model_copy(update={"activation": "relu"})
+    mlps = MLPEnsemble(convolutions.columns + actions, outputs, relu, generator, **shape)
+    return ConvEnsemble(convolutions, mlps).to(device)
+
+
+def _unsupported_reason(box: Box, config: mlp.Config) -> str | None:
+    """Return why actors and critics cannot have this network, as a sentence, or None if they can."""
     if isinstance(box.categories, tuple) and len(box.categories) != box.size:
-        problem = (
+        return (
             f"the observation has {box.size} values, but categories for {len(box.categories)}: one for each, 0 "
             "for a numeric feature"
         )
-        raise ConfigError("the network", [problem])
     if config.is_recurrent:
-        raise ConfigError(
-            "the network",
-            [
-                'net.memory: SAC and TD3 support feed-forward networks only (use algo.name = "ppo"; got '
-                f"{config.memory!r})"
-            ],
+        return (
+            f'net.memory: SAC and TD3 support feed-forward networks only (use algo.name = "ppo"; got {config.memory!r})'
         )
-    if config.kind == "mlp":
-        return MLPEnsemble(
-            box.columns + actions, outputs, config, generator, towers=towers, last_gain=last_gain, dtype=dtype
-        ).to(device)
     if config.kind == "places":
-        raise ConfigError(
-            "the network",
-            [
-                'net.kind = "places" is not supported by SAC and TD3 (use algo.name = "ppo", "dqn" or "pqn", or '
-                'net.kind = "mlp")'
-            ],
+        return (
+            'net.kind = "places" is not supported by SAC and TD3 (use algo.name = "ppo", "dqn" or "pqn", or '
+            'net.kind = "mlp")'
         )
-    if config.kind != "cnn":
-        if config.critic_hidden is not None:
-            raise ConfigError(
-                "the network",
-                [
-                    "net.critic_hidden is not supported for a network of your own, whose file sets its widths (got "
-                    f"{list(config.critic_hidden)})"
-                ],
-            )
-        return UserEnsemble(config.kind, box.size + actions, outputs, generator.initial_seed(), towers=towers).to(
-            device
+    if config.kind not in mlp.KINDS and config.critic_hidden is not None:
+        return (
+            "net.critic_hidden is not supported for a network of your own, whose file sets its widths (got "
+            f"{list(config.critic_hidden)})"
         )
-    if (reason := cnn.unsupported_reason(box, config)) is not None:
-        raise ConfigError("the network", [reason])
-    if device.type == "cuda":
-        cnn.settle(precision)
-    convolutions, relu = (
-        cnn.Convolutions(box, config, generator, dtype=dtype),
-        config.model_copy(update={"activation": "relu"}),
-    )
-    return ConvEnsemble(
-        convolutions,
-        MLPEnsemble(
-            convolutions.columns + actions, outputs, relu, generator, towers=towers, last_gain=last_gain, dtype=dtype
-        ),
-    ).to(device)
+    return cnn.unsupported_reason(box, config) if config.kind == "cnn" else None
 
 
 def products(env: Env, config: mlp.Config, actions: int, outputs: int, *, towers: int = 1) -> int:
@@ -111,10 +98,8 @@ def products(env: Env, config: mlp.Config, actions: int, outputs: int, *, towers
         widths = (env.observation.columns + actions, *config.hidden, outputs)
         return towers * sum(a * b for a, b in itertools.pairwise(widths))
     device = torch.device("cpu")
-    net, features = (
-        network(env, config, actions, outputs, torch.Generator(), device, towers=towers),
-        Features(env, config, device, normalize=False),
-    )
+    net = network(env, config, actions, outputs, torch.Generator(), device, towers=towers)
+    features = Features(env, config, device, normalize=False)
     observation = torch.zeros(env.observation.size, 2, dtype=getattr(torch, env.observation.dtype))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         net(features(observation), torch.zeros(actions, 2) if actions else None)

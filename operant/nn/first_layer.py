@@ -44,10 +44,8 @@ def one_hot(observation: Tensor, categories: int) -> Tensor:
     """Encode bytes with k categories one-hot, (O, n) to (O k, n): row o k + c is 1 where byte o is c. A byte of k or
     more has rows of 0.
     """
-    category, (rows, samples) = (
-        torch.arange(categories, dtype=torch.uint8, device=observation.device),
-        observation.shape,
-    )
+    category = torch.arange(categories, dtype=torch.uint8, device=observation.device)
+    rows, samples = observation.shape
     if torch.compiler.is_exporting():
         return torch.eq(observation[:, None], category[:, None]).float().flatten(0, 1)
     if observation.stride(0) == 1 and samples > 1:  # samples are contiguous: keep that layout

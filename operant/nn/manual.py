@@ -330,12 +330,10 @@ class Network:
                 observation, 0, encoder.numeric_features, out=self._column_bytes[: len(encoder.numeric_features)]
             )
         )
-        if self._normalizer is not None:
-            mean, inv_std = (
-                self._normalizer.mean[encoder.numeric_features],
-                self._normalizer.inv_std[encoder.numeric_features],
-            )
-            numeric.sub_(mean).mul_(inv_std).clamp_(-self._normalizer.CLIP, self._normalizer.CLIP)
+        normalizer = self._normalizer
+        if normalizer is not None:
+            mean, inv_std = normalizer.mean[encoder.numeric_features], normalizer.inv_std[encoder.numeric_features]
+            numeric.sub_(mean).mul_(inv_std).clamp_(-normalizer.CLIP, normalizer.CLIP)
         return out.index_copy_(0, encoder.numeric_columns, numeric)
 
     def backward(self, gradient: Weights) -> None:

@@ -210,6 +210,9 @@ def _normalizer(env: Env, net: nn.Module, device: torch.device, *, normalize: bo
 def _network(
     env: Env, config: mlp.Config, head_rows: int, generator: torch.Generator, device: torch.device, precision: str
 ) -> nn.Module:
+    """Create the network that maps observations of `env` to `head_rows` distribution parameters and a value. Raises
+    ConfigError for observations that it cannot read.
+    """
     categories = env.observation.categories
     if isinstance(categories, tuple) and len(categories) != env.observation.size:
         problem = (
@@ -217,41 +220,33 @@ def _network(
             "each, 0 for a numeric feature"
         )
         raise ConfigError("the environment", [problem])
-    if config.critic_hidden is not None:
-        raise ConfigError(
-            "the network",
-            [
-                "net.critic_hidden is for sac and td3, whose critics are separate networks (remove it, or use "
-                "net.hidden)"
-            ],
-        )
+    if (reason := _unsupported_reason(env, config, head_rows)) is not None:
+        raise ConfigError("the network", [reason])
+    if config.kind == "places":
+        return deep_sets.DeepSets(env, config, generator)
+    if config.kind not in mlp.KINDS:
+        return user_network.load(config.kind, env.observation.size, head_rows, generator.initial_seed())
+
     last = (config.memory_size or config.hidden[-1]) if config.is_recurrent else None
-    net: nn.Module
+    net: mlp.MLP | cnn.Convolutional
     if config.kind == "mlp":
-        net = mlp.MLP(
-            env.observation.size, head_rows, config, generator, categories=env.observation.categories, last=last
-        )
-        return (
-            recurrent.Recurrent(net, recurrent.Memory(config, net.towers, config.hidden[-1], generator))
-            if last
-            else net
-        )
-    if config.kind == "cnn":
-        reason = cnn.unsupported_reason(env.observation, config)
-        if reason is not None:
-            raise ConfigError("the network", [reason])
+        net = mlp.MLP(env.observation.size, head_rows, config, generator, categories=categories, last=last)
+    else:
         if device.type == "cuda":
             cnn.settle(precision)
         dtype = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
         net = cnn.Convolutional(env.observation, head_rows, config, generator, dtype=dtype, last=last)
+    if last is None:
+        return net
+    return recurrent.Recurrent(net, recurrent.Memory(config, net.towers, config.hidden[-1], generator))
+
+
+def _unsupported_reason(env: Env, config: mlp.Config, head_rows: int) -> str | None:
+    """Return why a policy cannot have this network, as a sentence, or None if it can."""
+    if config.critic_hidden is not None:
         return (
-            recurrent.Recurrent(net, recurrent.Memory(config, net.towers, config.hidden[-1], generator))
-            if last
-            else net
+            "net.critic_hidden is for sac and td3, whose critics are separate networks (remove it, or use net.hidden)"
         )
-    if config.kind == "places":
-        reason = deep_sets.unsupported_reason(env, config, head_rows)
-        if reason is not None:
-            raise ConfigError("the network", [reason])
-        return deep_sets.DeepSets(env, config, generator)
-    return user_network.load(config.kind, env.observation.size, head_rows, generator.initial_seed())
+    if config.kind == "cnn":
+        return cnn.unsupported_reason(env.observation, config)
+    return deep_sets.unsupported_reason(env, config, head_rows) if config.kind == "places" else None

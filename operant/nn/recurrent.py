@@ -47,12 +47,8 @@ class Memory(nn.Module):
 
     def __init__(self, config: mlp.Config, towers: int, columns: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.kind, self.towers, self.layers, self.units = (
-            config.memory,
-            towers,
-            config.memory_layers,
-            config.memory_size or columns,
-        )
+        self.kind, self.towers, self.layers = config.memory, towers, config.memory_layers
+        self.units = config.memory_size or columns
         M, count = self.units, GATES[config.memory]
         self.lstm_function: Any = None  # autograd.Function for `cells.lstm`
         self.rows = (2 if self.kind == "lstm" else 1) * self.layers * towers * M  # R

@@ -210,10 +210,11 @@ class TorchBackend(OnPolicyBackend):
         """Gather the samples of blocks (up to 32 neighbouring lanes of one step) with the numbers `blocks` (m), as a
         batch of B samples.
         """
-        action, returns = (
-            self.gather_rows(buffer, blocks) for buffer in (self.collector.rollout.action, self.experience.returns)
+        return Batch(
+            observation=self.gather_observations(blocks),
+            action=self.gather_rows(self.collector.rollout.action, blocks),
+            returns=self.gather_rows(self.experience.returns, blocks),
         )
-        return Batch(self.gather_observations(blocks), action, returns)
 
 
 # BUFFERS AND PHASES
