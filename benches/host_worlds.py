@@ -130,7 +130,7 @@ def overlap(device: torch.device, tiny: bool) -> None:
                 words += ["env.asynchronous=true"] if label == "asynchronous" else []
                 algo = build(configuration.load(None, words), device)
                 if label == "none":
-                    algo.collector._overlap = None
+                    algo.collector._buffered = None
                 algo.start()
                 for _ in range(6):
                     for phase in algo.phases:
@@ -171,8 +171,8 @@ def trained(config, device: torch.device, seconds: float, before: int = 3) -> di
             if callable(getattr(owner, name, None)):
                 clocked(owner, name, inside)
     for collector in {id(one): one for one in vars(algo).values() if isinstance(one, Collector)}.values():
-        if collector._overlap is not None:
-            clocked(collector._overlap, "collect", inside)
+        if collector._buffered is not None:
+            clocked(collector._buffered, "collect", inside)
     spent_before = dict(algo.world.seconds)
     began, iterations, phases = time.perf_counter(), 0, {}
     while time.perf_counter() - began < seconds:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from operant.data.overlap import Overlap
+from operant.data.buffered import BufferedCollection
 from operant.worlds import BufferedWorld, Slot, World
 
 Act = Callable[..., None]
@@ -38,9 +38,9 @@ class Collector:
         world, self.rollout = self.world, rollout
         self._slots = [world.bind(rollout, t) for t in range(self.steps)]
         self._first = world.bind(rollout, -1)
-        self._overlap = None
+        self._buffered = None
         if isinstance(world, BufferedWorld) and world.device.type == "cuda":
-            self._overlap = Overlap(world, self._slots, eager=self._eager)
+            self._buffered = BufferedCollection(world, self._slots, eager=self._eager)
 
     def start(self) -> None:
         """Reset all lanes and start new episodes."""
@@ -54,8 +54,8 @@ class Collector:
         host steps others.
         """
         self.world.noise(self.noise)
-        if self._overlap is not None and sliced:
-            self._overlap.collect(act)
+        if self._buffered is not None and sliced:
+            self._buffered.collect(act)
             self.world.advance(self.steps)
             return
         for t in range(self.steps):

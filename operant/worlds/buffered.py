@@ -3,7 +3,7 @@ environment.
 
 A buffer's outcome lies in fixed host blocks, pinned with a GPU, and is copied to the device asynchronously. Of the
 device's data only the actions are awaited, by an event. `step` performs a step of all lanes; its parts are called
-separately where acting and stepping overlap (operant/data/overlap.py): `send`, `sent`, `begin`, `finish`, `receive`.
+separately where acting and stepping overlap (operant/data/buffered.py): `send`, `sent`, `begin`, `finish`, `receive`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Rollout of lanes that the host steps, in buffers of lanes: a GPU acts on one buffer while the host steps another.
+"""Collection of a rollout whose lanes the host steps, in buffers of lanes: a GPU acts on one while the host steps
+another.
 
 The device's work for a buffer between two of its steps is one CUDA graph per t, in the buffer's stream: receive the
 outcome of step t - 1, act on it, send the actions to the host. The host waits only for the event of the actions it
@@ -19,7 +20,7 @@ MOST_GRAPHS = 8192
 """Maximum CUDA graphs; with more, work is launched eagerly. One takes some tens of KiB, and 1 ms to capture."""
 
 
-class Overlap:
+class BufferedCollection:
     """Collection of a rollout whose lanes the host steps, in buffers of lanes: the GPU acts on one buffer while the
     host steps another. `slots` are bound to the rollout's T steps. On a CPU the order of work is the same, without
     streams.

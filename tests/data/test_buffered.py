@@ -9,7 +9,7 @@ import torch
 
 from operant import envs, worlds
 from operant.data import Collector
-from operant.data.overlap import Overlap
+from operant.data.buffered import BufferedCollection
 from operant.envs import outside
 from operant.host.source import Source
 from operant.worlds.host_world import HostWorld
@@ -44,12 +44,12 @@ def collected(world, overlapped):
     def act(t, lanes=slice(None)):
         rollout.action[t][:, lanes] = (rollout.observation[t][2, lanes] + noise[t][:, lanes] > 0.5).int()
 
-    overlap = Overlap(world, [world.bind(rollout, t) for t in range(STEPS)])
+    collection = BufferedCollection(world, [world.bind(rollout, t) for t in range(STEPS)])
     collector.start()
     for _ in range(3):
         if overlapped:
             world.noise(noise)
-            overlap.collect(act)
+            collection.collect(act)
             world.advance(STEPS)
         else:
             collector.collect(act)
