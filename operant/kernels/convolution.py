@@ -158,7 +158,7 @@ def _q_values(z, params_ptr, head, SPEC: tl.constexpr):
 
 
 @triton.jit
-def _load_sums(sums_ptr, index, samples, SPEC: tl.constexpr):
+def _load_pre_activations(sums_ptr, index, samples, SPEC: tl.constexpr):
     """Return the dense layer's pre-activations without bias, (rows, hidden), of samples `index`: the sum over the rows
     of positions of `sums_ptr` (down, samples, hidden).
     """
@@ -221,7 +221,7 @@ def act_on_rows(sums_ptr, acting, params_ptr, t, lanes, SPEC: tl.constexpr, SAMP
     """Act at step t: Q-values from the sums of `forward_rows`, then SAMPLE. Grid: (N / TILE,)."""
     lane = tl.program_id(0) * TILE + tl.arange(0, TILE)
     out, _h, _y, _x_hat, _inv_std, _gain = _q_values(
-        _load_sums(sums_ptr, lane, lanes, SPEC), params_ptr, _load_head(params_ptr, SPEC), SPEC
+        _load_pre_activations(sums_ptr, lane, lanes, SPEC), params_ptr, _load_head(params_ptr, SPEC), SPEC
     )
     SAMPLE(out, lane, lane < lanes, sums_ptr, acting, params_ptr, 0, t, lanes, SPEC)
 
@@ -280,7 +280,9 @@ def backward_rows(
     block = tl.load(order_ptr + first + index // BLOCK)
     sample, in_bounds = block * BLOCK + index % BLOCK, index < samples
     head = _load_head(params_ptr, SPEC)
-    out, h, y, x_hat, inv_std, gain = _q_values(_load_sums(sums_ptr, index, samples, SPEC), params_ptr, head, SPEC)
+    out, h, y, x_hat, inv_std, gain = _q_values(
+        _load_pre_activations(sums_ptr, index, samples, SPEC), params_ptr, head, SPEC
+    )
     targets = LOSS.load_targets(buffers, sample, block // (lanes // BLOCK), in_bounds, 0, lanes, SPEC)
     grad_out, _log_std, terms = LOSS.gradient(
         out, targets, in_bounds, in_bounds, 0, 0.0, LOSS.load_scalars(buffers), SPEC

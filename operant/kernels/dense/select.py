@@ -23,7 +23,7 @@ FEW_MULTIPROCESSORS = 2
 log = logging.getLogger("operant.kernels")
 
 
-def make(spec: Spec, task: Task[B, C], config: TileConfig) -> Learner[B, C]:
+def make_learner(spec: Spec, task: Task[B, C], config: TileConfig) -> Learner[B, C]:
     """Return a learner of the engine to which a tile config belongs, for a spec and a task."""
     return ResidentLearner(spec, task, config) if isinstance(config, Resident) else PerLayerLearner(spec, task, config)
 
@@ -34,7 +34,7 @@ def with_config(
     """Return a learner of the same task in another tile config; `spec` and `buffers` replace the learner's own if
     given.
     """
-    return make(spec or learner.spec, learner.task.replace(buffers=buffers or learner.buffers), config)
+    return make_learner(spec or learner.spec, learner.task.replace(buffers=buffers or learner.buffers), config)
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Selection(Generic[B, C]):
                 cache.save(config)
                 measured = ", ".join(f"{cost * 1e3:.2f}" for cost in costs.values())
                 return self._selected(
-                    make(self.spec, self.task, config), f"the fastest of {len(costs)}: ms an iteration {measured}"
+                    make_learner(self.spec, self.task, config), f"the fastest of {len(costs)}: ms an iteration {measured}"
                 )
         return None
 
@@ -124,7 +124,7 @@ class Selection(Generic[B, C]):
         """Return a learner in a tile config, or None if the GPU cannot run it. `spare`: a task to use instead of this
         one, with copies of its buffers.
         """
-        learner = make(self.spec, spare or self.task, config)
+        learner = make_learner(self.spec, spare or self.task, config)
         reason = learner.unsupported_reason(self.spec.precision) if self._on_gpu else None
         self.problem = reason or self.problem
         return learner if reason is None else None

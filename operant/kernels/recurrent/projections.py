@@ -127,8 +127,8 @@ def weight_gradient(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Compute the weight gradient g^T x of a layer (K M, M), one row of partial sums for each chunk of `slot` rows,
-    `width` apart.
+    """Sum the weight gradient g^T x of a recurrent layer, (K M, M), over each chunk of `slot` rows: one row of partial
+    sums for each, `width` apart. g are the gates' gradients, x the layer's inputs or states at `right_ptr`.
 
     `right_ptr` (rows, P): x, the layer's input, or with RECURRENT its previous states. BIASES: also the bias gradient,
     the sum of g; with RECURRENT that of a GRU's b_n. Program axes: tile of the weight, chunk.

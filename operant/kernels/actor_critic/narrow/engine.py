@@ -218,7 +218,7 @@ class NarrowEngine(ActorCriticEngine):
         )
 
     def actor_gradient(self) -> None:
-        """Compute the gradients of the actor's loss by its pre-activations."""
+        """Compute the gradients of the actor's loss in its pre-activations."""
         self.launch(
             actor_gradient,
             (self.shape.batch // TILE,),

@@ -239,7 +239,7 @@ def _min_q_gradient(scratch, row, SPEC: tl.constexpr):
 
 @triton.jit
 def actor_gradient(actor, scratch, layers, temperature, SPEC: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Write the gradients of the actor's loss by its pre-activations. Grid: (B / BLOCK_M,).
+    """Write the gradients of the actor's loss in its pre-activations. Grid: (B / BLOCK_M,).
 
     The loss is E[alpha log pi - min_c Q_c] for SAC, and E[-Q_1] for TD3.
 

@@ -1,4 +1,4 @@
-"""Triton functions of narrow networks: forward passes, and the gradient of Q by a network's pre-activations.
+"""Triton functions of narrow networks: forward passes, and the gradient of Q in a network's pre-activations.
 
 A program holds a tile of samples, (rows, features), and runs a whole network over it, from *packed* weights: copies of
 each layer's weight, zero-padded, in the type of the matrix products' operands. A *tower* is one of several networks of

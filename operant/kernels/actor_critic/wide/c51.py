@@ -170,7 +170,7 @@ def critic_gradient(
     SPEC: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Write the gradient of the critics' loss, the sum over critics of the mean cross-entropy, by the logits. Grid:
+    """Write the gradient of the critics' loss, the sum over critics of the mean cross-entropy, in the logits. Grid:
     (NET.programs, towers).
 
     | parameter         | shape                     | meaning                                                     |
@@ -219,7 +219,7 @@ def min_q_gradient(
     BLOCK_M: tl.constexpr,
 ):
     """Write each critic's Q at the actor's actions to `scratch.actor_q` (towers, B), and the gradient of the actor's
-    loss -mean_B(min_c Q_c) by the critics' logits: 0 for all but the critic with the lowest Q of a sample. For TD3 only
+    loss -mean_B(min_c Q_c) in the critics' logits: 0 for all but the critic with the lowest Q of a sample. For TD3 only
     the first critic is evaluated. Grid: (B / BLOCK_M,).
 
     | parameter       | shape                | meaning                         |

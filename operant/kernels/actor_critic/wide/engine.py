@@ -293,7 +293,9 @@ class WideEngine(WidePasses):
         )
 
     def _actor_forward(self, *, update_actor: bool) -> None:
-        """Compute the actor's actions at the next observations and, with `update_actor`, at the batch's own."""
+        """Compute the actor's actions at the batch's next observations and, with `update_actor`, at its sampled
+        observations.
+        """
         net, B, actor, target = self.shape.actor, self.shape.batch, self._actor, self._target_actor
         values, parts = actor.parameters.vector, 2 if update_actor else 1
         if target is None:
@@ -345,7 +347,7 @@ class WideEngine(WidePasses):
         self._backward(critics, self._inputs[1], self._critic_buffers, train=True)
 
     def _critic_gradient(self) -> None:
-        """Compute the gradient of the critics' loss by their last hidden layers' pre-activations."""
+        """Compute the gradient of the critics' loss in their last hidden layers' pre-activations."""
         net, critics, buffers, top = (
             self.shape.critic,
             self._critics,
@@ -431,7 +433,7 @@ class WideEngine(WidePasses):
         self._backward(actor, self._inputs[1], buffers, train=True, first_row=B)
 
     def _min_q_gradient(self, towers: int) -> None:
-        """Compute the gradient of -min_c Q_c / B (TD3: -Q_1 / B) by the last hidden layers' pre-activations of the
+        """Compute the gradient of -min_c Q_c / B (TD3: -Q_1 / B) in the last hidden layers' pre-activations of the
         first `towers` critics.
         """
         net, buffers, top = self.shape.critic, self._critic_buffers, len(self.shape.critic.layers) - 1

@@ -257,10 +257,10 @@ def first_backward(
 
     | parameter   | shape                       | meaning                                                             |
     |-------------|-----------------------------|---------------------------------------------------------------------|
-    | grad_desc   | (towers x B, second width)  | descriptor: gradient by the second layer's pre-activations          |
+    | grad_desc   | (towers x B, second width)  | descriptor: gradient in the second layer's pre-activations          |
     | weight_desc | (towers x second width, w.) | the second weight                                                   |
-    | grad_z_desc | (towers x B, first width)   | descriptor, written with TRAIN: gradient by the first layer's       |
-    | shares_ptr  | (towers, B, tiles, A)       | written without TRAIN: each tile's share of the gradient by actions |
+    | grad_z_desc | (towers x B, first width)   | descriptor, written with TRAIN: gradient in the first layer's       |
+    | shares_ptr  | (towers, B, tiles, A)       | written without TRAIN: each tile's share of the gradient in actions |
     """
     WIDTH: tl.constexpr = NET.layers[1].width
     INPUTS: tl.constexpr = NET.layers[0].width
@@ -305,7 +305,7 @@ def first_backward(
 
 @triton.jit
 def reduce_action_gradient(shares_ptr, q_gradient_ptr, SPEC: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Sum the shares (towers, B, TILES, A) of `first_backward` to the gradient by actions, `q_gradient_ptr` (towers, B,
+    """Sum the shares (towers, B, TILES, A) of `first_backward` to the gradient in actions, `q_gradient_ptr` (towers, B,
     columns). Grid: (B / BLOCK_M, towers).
     """
     row = tl.program_id(1) * SPEC.batch + tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -334,7 +334,7 @@ def first_gradient(
 
     | parameter    | shape                             | meaning                                                   |
     |--------------|-----------------------------------|-----------------------------------------------------------|
-    | grad_z_desc  | (towers x B, width)               | descriptor: gradient by the first layer's pre-activations |
+    | grad_z_desc  | (towers x B, width)               | descriptor: gradient in the first layer's pre-activations |
     | partials_ptr | (towers, parts, width, WIDTH_PAD) | written                                                   |
     """
     unit_tile, part, tower = tl.program_id(0), tl.program_id(1), tl.program_id(2)

@@ -511,7 +511,7 @@ def min_q_gradient(
     LAYER: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Write the gradient of -min_c Q_c / B (TD3: -Q_1 / B) at the actor's action by the critics' last hidden layers'
+    """Write the gradient of -min_c Q_c / B (TD3: -Q_1 / B) at the actor's action in the critics' last hidden layers'
     pre-activations: 0 for all but the critic with the lowest Q of a sample. Grid: (B / BLOCK_M, towers). Parameters as
     `critic_gradient`'s.
     """

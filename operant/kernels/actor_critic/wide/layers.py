@@ -138,7 +138,7 @@ def backward_layer(
 
     | parameter    | shape                 | meaning                                                                |
     |--------------|-----------------------|------------------------------------------------------------------------|
-    | grad_ptr     | (towers, B, width)    | gradient by activations, replaced by that by pre-activations           |
+    | grad_ptr     | (towers, B, width)    | gradient in activations, replaced by that in pre-activations           |
     | z_ptr        | (towers, rows, width) | saved by the forward pass; B rows from `first_row` on                  |
     | moments_ptr  | (towers, rows, 2)     | mean and 1 / std of those rows                                         |
     | hidden_ptr   | (towers, rows, width) | activations of those rows                                              |
@@ -183,7 +183,7 @@ def input_gradient(
 
     | parameter      | shape                   | meaning                     |
     |----------------|-------------------------|-----------------------------|
-    | grad_z_ptr     | (towers, B, width)      | gradient by pre-activations |
+    | grad_z_ptr     | (towers, B, width)      | gradient in pre-activations |
     | weight_ptr     | (towers, width, inputs) | the layer's weight          |
     | grad_input_ptr | (towers, B, inputs)     | written                     |
     """

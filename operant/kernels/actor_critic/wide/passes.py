@@ -213,7 +213,7 @@ class WidePasses(ActorCriticEngine):
         first_row: int = 0,
         towers: int = 0,
     ) -> None:
-        """Backward pass from the gradient by the last hidden layer's pre-activations: with `train` to the parameters,
+        """Backward pass from the gradient in the last hidden layer's pre-activations: with `train` to the parameters,
         otherwise to the inputs (dQ / da). Reads B rows of `buffers` from `first_row` on, of the first `towers` (0:
         all).
         """
@@ -263,8 +263,8 @@ class WidePasses(ActorCriticEngine):
         first_row: int = 0,
         towers: int = 0,
     ) -> None:
-        """Overwrite the gradient by a layer's activations by that by its pre-activations; with `train` also sum the
-        gradients of its vectors.
+        """Replace the gradient in a layer's activations by that in its pre-activations; with `train` also sum the
+        gradients of its bias, gain and shift.
         """
         net, hidden = network.net, buffers.hidden[layer]
         self._launch_rows(
