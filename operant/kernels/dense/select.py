@@ -115,9 +115,8 @@ class Selection(Generic[B, C]):
             if config is not None:
                 cache.save(config)
                 measured = ", ".join(f"{cost * 1e3:.2f}" for cost in costs.values())
-                return self._selected(
-                    make_learner(self.spec, self.task, config), f"the fastest of {len(costs)}: ms an iteration {measured}"
-                )
+                learner = make_learner(self.spec, self.task, config)
+                return self._selected(learner, f"the fastest of {len(costs)}: ms an iteration {measured}")
         return None
 
     def _fitting(self, config: TileConfig, spare: Task[B, C] | None = None) -> Learner[B, C] | None:

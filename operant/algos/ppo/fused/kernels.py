@@ -219,6 +219,7 @@ def _policy_loss(out, column, action, advantage, old_log_p, log_std, clip, entro
     inside = (column < SPEC.head_rows)[None, :]
     if len(SPEC.sizes) > 0:
         # d log p(a) / d logits = 1{a} - p; dH / d logits = -p (log p + H)
+        # log p = log softmax(logits), p, and H = -sum p log p of the column's choice, (rows, out_pad) each.
         log_p, p, entropy = categorical(out, column, SPEC)
         selected = (
             (action[:, None] == column[None, :])
@@ -232,6 +233,7 @@ def _policy_loss(out, column, action, advantage, old_log_p, log_std, clip, entro
         grad_log_std = grad_out
     else:
         # d log p / d mean = z / std; d log p / d log_std = z^2 - 1, z = (a - mean) / std; dH / d log_std = 1
+        # log p = sum of -z^2 / 2 - log_std - log(2 pi) / 2 (with SPEC.squash also - log |d tanh a / da|), and z.
         action_log_p, standardized = gaussian_log_density(out, action, log_std, inside, SPEC)
         grad_log_p, surrogate, kl, clipped = _surrogate(action_log_p, old_log_p, advantage, clip)
         grad_out = -grad_log_p[:, None] * standardized * tl.exp(-log_std)[None, :]
@@ -296,7 +298,7 @@ def _gradient(
         if SPEC.legal:
             grad_out = tl.where(legal_mask != 0, grad_out, 0.0)
     if SPEC.shared or tower == 1:
-        value = select_column(out, column, SPEC.head_rows)
+        value = select_column(out, column, SPEC.head_rows)  # V is the column after the distribution's parameters
         grad_value, squared = _value_loss(value, fields[-2], fields[-1], value_clip, value_coefficient, VALUE_CLIPPED)
         grad_out = tl.where((column == SPEC.head_rows)[None, :], grad_value[:, None], grad_out)
     grad_out = tl.where(in_bounds[:, None], grad_out, 0.0)
@@ -359,6 +361,7 @@ def begin(
     | iteration_ptr     | (1)           | finished iterations                                            |
     | iterations        | float         | iterations after which the learning rate is 0                  |
     """
+    # E[A], Var[A] and 1 - Var[A] / Var[R], merged from the parts' counts, means and squared deviations.
     mean, variance, explained = rollout_moments(parts_ptr, programs, PARTS)
     tl.store(scalars_ptr + SCALAR.advantage_mean, mean if NORMALIZE else 0.0)
     tl.store(scalars_ptr + SCALAR.advantage_inv_std, 1.0 / (tl.sqrt(variance) + 1e-8) if NORMALIZE else 1.0)
@@ -411,6 +414,7 @@ def record(terms, column, params_ptr, update, SPEC: tl.constexpr):
     _add(update.totals_ptr, STAT.clip_fraction, _pick(terms, column, STAT.clip_fraction))
     skipped = tl.where(kl > 1.5 * tl.load(update.scalars_ptr + SCALAR.target_kl), 1.0, tl.load(update.skip_ptr))
     tl.store(update.skip_ptr, skipped)
+    # t <- t + 1 unless skipped; bias corrections 1 - b1^t and sqrt(1 - b2^t)
     count_step(update.steps_ptr, update.corrections_ptr, skipped)
 
 
