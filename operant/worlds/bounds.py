@@ -18,7 +18,7 @@ from numba.core import ir
 from numba.core.types.functions import NumberClass
 from numpy import float32
 
-from operant.compute.device import device, device_params
+from operant.compute.device import NO_REFERENCE_COUNTS, device, device_params
 from operant.compute.jit_cache import cache_cpu
 from operant.compute.kernel import bind, signature
 from operant.compute.numba_errors import source_line
@@ -206,7 +206,7 @@ def _checked_shell(body: Callable[..., Any]) -> Any:
     each index below `count` with bounds checks.
     """
 
-    @njit(boundscheck=True, error_model="numpy")
+    @njit(boundscheck=True, error_model="numpy", **NO_REFERENCE_COUNTS)
     def shell(count, lanes, slot, offset):  # noqa: ANN001, ANN202
         for i in range(count):
             body(i, lanes, slot, offset)

@@ -111,12 +111,13 @@ def gradient_groups():
     return {"resident": resident, "per-layer": per_layer, "rounded": rough}
 
 
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "others"])
 @pytest.mark.parametrize("group", ["resident", "per-layer", "rounded"])
-def test_the_gradient_is_float64_autograds(group):
+def test_the_gradient_is_float64_autograds(group, half):
     """Within float32 rounding, or in tf32 and bf16 within that of their operands. The interpreter emulates tensor
     cores, but not the hardware tanh.
     """
-    cases = gradient_groups()[group]
+    cases = gradient_groups()[group][half::2]
     for case, found in zip(cases, interpreted([("gradient", case) for case in cases]), strict=True):
         precision = case.get("precision", "ieee")
         assert found["gradient"] <= LIMITS[precision] and found["numbers"] <= 5 * LIMITS[precision], (case, found)
@@ -299,8 +300,12 @@ ITERATIONS = [
 
 @pytest.mark.parametrize(
     "cases",
-    [[*ITERATIONS[:2], *ITERATIONS[3:5], ITERATIONS[-1]], pytest.param(ITERATIONS, marks=pytest.mark.soak)],
-    ids=["few", "all"],
+    [
+        [ITERATIONS[1], ITERATIONS[3], ITERATIONS[-1]],
+        pytest.param([ITERATIONS[0], *ITERATIONS[3:5], ITERATIONS[-1]], marks=pytest.mark.slow),
+        pytest.param(ITERATIONS, marks=pytest.mark.soak),
+    ],
+    ids=["few", "others", "all"],
 )
 def test_fused_iterations_equal_torch(cases):
     """Rollout, advantages, Adam, normalizer moments, statistics and checkpoint agree, also with early stopping, whose
@@ -680,7 +685,7 @@ def test_kernels_compile(architecture, env, precision, net, shape):
     compile_all(architecture, env, precision, net, shape, most_shared=LEAST_SHARED[architecture])
 
 
-@pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("half", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["fp32", "bf16"])
 def test_muons_step_is_that_of_torch(half):
     """Small and tiled matrices: wide, square and tall, with whole and partial tiles. In bf16 the error is that of its
     products.

@@ -311,6 +311,7 @@ def test_many_steps_equal_the_reference():
 OTHERS = rules.Params(two=0.0, merge=1.0, growth=0.0, invalid=-0.25, game_over=-0.5, patience=255)
 
 
+@pytest.mark.slow
 def test_rewards_new_tiles_and_patience_are_parameters():
     """Calls the rules directly: a world would compile again for these parameters."""
     p, state, tally, ticks = device_params(OTHERS), np.zeros(4, np.float32), np.zeros(4, np.float32), itertools.count()
@@ -338,6 +339,7 @@ def test_rewards_new_tiles_and_patience_are_parameters():
         assert step(LEFT) == ((-0.25, False) if legal_one else (-0.75, True)), "255 illegal moves in a row"
 
 
+@pytest.mark.slow
 def test_largest_patience_fits_into_the_state():
     """The counter of illegal moves has eight bits; a ninth would overwrite the second row."""
     p, state, tally = (

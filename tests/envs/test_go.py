@@ -645,6 +645,7 @@ def test_an_illegal_action_is_a_pass(action):
     )
 
 
+@pytest.mark.slow
 def test_komi_and_rewards_are_parameters():
     play = Play(FIVE, stone=0.5, komi=0.0, passing=0.25, rout=0.0)
     game = Game.drawn("\n".join(["X . X . ."] + [". . . . ."] * 3 + [". O . . O"]))

@@ -275,6 +275,7 @@ def test_unsupported_sizes_are_refused(size):
         rules.snake(*size)
 
 
+@pytest.mark.slow
 def test_rewards_are_parameters():
     env = envs.find("snake")
     world = DeviceWorld(env, 2, seed=SEED, params=env.Params(food=2.5, death=-0.25))

@@ -305,7 +305,7 @@ def test_without_legal_actions_there_is_no_mask_buffer():
     ("whole", "parted", "threads", "every_final"),
     [
         (FILL, FILL_IN_SHARDS, None, False),
-        (FILL, FILL_IN_SHARDS, 2, True),
+        pytest.param(FILL, FILL_IN_SHARDS, 2, True, marks=pytest.mark.slow),
         (FILL, FILL_IN_SHARDS, 1, False),
         (GATE, GATE_IN_SHARDS, 3, True),
     ],
