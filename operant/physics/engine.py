@@ -31,8 +31,9 @@ from operant.physics.model import Model
 from operant.physics.newton import Programs, newton
 from operant.physics.pairs import Pair, find_pairs
 from operant.physics.pgs import pgs
-from operant.physics.rows import Contacts, limit_rows
+from operant.physics.rows import NUMBERS, PLACES, Contacts, limit_rows
 from operant.physics.sparse import Pattern, factor, find_pattern, solve, times
+from operant.physics.tables import table
 from operant.physics.trace import Number, Tape, program
 
 RK4_STAGE = (0.5, 0.5, 1.0)  # of the step, where the stages 1, 2, 3 are evaluated
@@ -435,17 +436,17 @@ def _wrenches(m: Model, lay: Layout, contacts: Contacts, real: Any) -> Any:
     PAIR, D, R = (lay.at[f"contact {name}"] for name in ("pair", "D", "r"))
     rows, nbody, zero = lay.rows, m.nbody, real(0.0)
     places, numbers, dual = contacts.places, contacts.numbers, m.opt_solver == c.PGS
-    body, root = m.geom_bodyid.astype(int32), m.body_rootid.astype(int32)
+    body, root = table(m.geom_bodyid.astype(int32)), table(m.body_rootid.astype(int32))
 
     @device_call
     def add(w, k):
         """Add the force of contact k on its two bodies."""
         pair, r, d, at = int(w[PAIR + k]), R + k * rows, w[D + k], PLACE + 12 * k
-        dims = places[pair, 5]
+        dims = places(PLACES * pair + 5)
         normal = w[r] if dual else (-d * min(w[r], zero) if dims == 1 else zero)
         t0, t1, t2, f0, f1, f2 = zero, zero, zero, zero, zero, zero
         for i in range(1, dims):
-            mu = numbers[pair, 1 + i]
+            mu = numbers(NUMBERS * pair + 1 + i)
             slip = mu * w[r + i]
             first, second = -d * min(w[r] + slip, zero), -d * min(w[r] - slip, zero)
             normal += zero if dual else first + second
@@ -457,9 +458,9 @@ def _wrenches(m: Model, lay: Layout, contacts: Contacts, real: Any) -> Any:
                 t0, t1, t2 = t0 + pull * w[axis], t1 + pull * w[axis + 1], t2 + pull * w[axis + 2]
         f0, f1, f2 = f0 + normal * w[at + 3], f1 + normal * w[at + 4], f2 + normal * w[at + 5]
         for side in range(2):
-            b = body[places[pair, 2 + side]]
+            b = body(places(PLACES * pair + 2 + side))
             if b > 0:
-                com, to = COM + 3 * root[b], OUT + 6 * b
+                com, to = COM + 3 * root(b), OUT + 6 * b
                 x, y, z = w[at] - w[com], w[at + 1] - w[com + 1], w[at + 2] - w[com + 2]
                 sign = real(1.0) if side == 1 else real(-1.0)
                 w[to] += sign * (t0 + y * f2 - z * f1)

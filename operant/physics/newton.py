@@ -22,8 +22,9 @@ from operant.physics import constants as c
 from operant.physics.layout import Layout
 from operant.physics.model import Model
 from operant.physics.pairs import safe_solimp, safe_solref, stiffness_damping
-from operant.physics.rows import Contacts, impedance_numbers
+from operant.physics.rows import NUMBERS, PLACES, Contacts, impedance_numbers
 from operant.physics.sparse import Pattern
+from operant.physics.tables import table
 
 
 def loss_numbers(m: Model) -> np.ndarray:
@@ -71,21 +72,22 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
 
     loss = loss_numbers(m)
     nf = len(loss)
-    loss_dof = loss[:, 0].astype(int32) if nf else np.zeros(1, int32)
-    loss_table = loss[:, 1:].astype(real).ravel() if nf else np.zeros(4, real)
+    loss_dof = table(loss[:, 0].astype(int32) if nf else np.zeros(1, int32))
+    loss_table = table(loss[:, 1:].astype(real) if nf else np.zeros(4, real))
 
     # Places of the diagonal in M, trees of the dofs, places of pairs of dofs in H, places of M's entries in H
-    diagonal = np.array([hessian.mass[i, i] for i in range(nv)], int32)
-    tree = m.dof_treeid.astype(int32)
+    diagonal = table(np.array([hessian.mass[i, i] for i in range(nv)], int32))
+    tree = table(m.dof_treeid.astype(int32))
     trees = int(m.ntree)
-    in_hessian = np.zeros((nv, nv), int32)
+    pairs_of_dofs = np.zeros((nv, nv), int32)
     for (i, j), place in hessian.places.items():
-        in_hessian[i, j] = place
-    of_mass = np.full(len(hessian.places), -1, int32)
+        pairs_of_dofs[i, j] = place
+    entries = np.full(len(hessian.places), -1, int32)
     for key, place in hessian.mass.items():
-        of_mass[hessian.places[key]] = place
+        entries[hessian.places[key]] = place
+    in_hessian, of_mass = table(pairs_of_dofs), table(entries)
     nh = len(hessian.places)
-    hessian_diagonal = np.array([hessian.places[i, i] for i in range(nv)], int32)
+    hessian_diagonal = table(np.array([hessian.places[i, i] for i in range(nv)], int32))
     times_x, times_search = programs.times("Ma", "qacc"), programs.times("Mv", "search")
     factor, solve, solve_mass = programs.factor, programs.solve, programs.solve_mass
 
@@ -103,7 +105,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
         """Cost of the constraints for the residuals at the given places."""
         cost = zero
         for k in range(nf):
-            cost += huber(w[loss_at + k], loss_table[4 * k], loss_table[4 * k + 1], loss_table[4 * k + 2])
+            cost += huber(w[loss_at + k], loss_table(4 * k), loss_table(4 * k + 1), loss_table(4 * k + 2))
         for k in range(nl):
             x = min(w[limit_at + k], zero)
             cost += half * w[LD + k] * x * x
@@ -111,11 +113,11 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
             pair = int(w[CPAIR + k])
             r = contact_at + k * rows
             normal, d = w[r], w[CD + k]
-            if places[pair, 5] == 1:
+            if places(PLACES * pair + 5) == 1:
                 x = min(normal, zero)
                 cost += half * d * x * x
-            for i in range(1, places[pair, 5]):
-                slip = numbers[pair, 1 + i] * w[r + i]
+            for i in range(1, places(PLACES * pair + 5)):
+                slip = numbers(NUMBERS * pair + 1 + i) * w[r + i]
                 x, y = min(normal + slip, zero), min(normal - slip, zero)
                 cost += half * d * (x * x + y * y)
         return cost
@@ -129,14 +131,14 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
         for i in range(nv):
             w[FC + i] = zero
         for k in range(nf):
-            x, bound = w[FR + k], loss_table[4 * k + 1]
+            x, bound = w[FR + k], loss_table(4 * k + 1)
             state = 1 if x <= -bound else (2 if x >= bound else 0)
             force = (
-                loss_table[4 * k + 2]
+                loss_table(4 * k + 2)
                 if state == 1
-                else (-loss_table[4 * k + 2] if state == 2 else -loss_table[4 * k] * x)
+                else (-loss_table(4 * k + 2) if state == 2 else -loss_table(4 * k) * x)
             )
-            w[FC + loss_dof[k]] += force
+            w[FC + loss_dof(k)] += force
             states = states * 3 + state
         for k in range(nl):
             signed = w[LDOF + k]
@@ -146,7 +148,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
             states = states * 3 + (1 if w[LR + k] < zero else 0)
         for k in range(nc):
             pair = int(w[CPAIR + k])
-            dims, moving = places[pair, 5], places[pair, 6]
+            dims, moving = places(PLACES * pair + 5), places(PLACES * pair + 6)
             r = CR + k * rows
             normal, d = w[r], w[CD + k]
             push = zero
@@ -154,7 +156,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
                 push = -d * min(normal, zero)
                 states = states * 3 + (1 if normal < zero else 0)
             for i in range(1, dims):
-                mu = numbers[pair, 1 + i]
+                mu = numbers(NUMBERS * pair + 1 + i)
                 slip = mu * w[r + i]
                 plus, minus = normal + slip, normal - slip
                 first, second = -d * min(plus, zero), -d * min(minus, zero)
@@ -164,11 +166,11 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
                 if pull != zero:
                     row = CJ + (k * rows + i) * chain
                     for a in range(moving):
-                        w[FC + dofs[pair, a]] += pull * w[row + a]
+                        w[FC + dofs(chain * pair + a)] += pull * w[row + a]
             if push != zero:
                 row = CJ + k * rows * chain
                 for a in range(moving):
-                    w[FC + dofs[pair, a]] += push * w[row + a]
+                    w[FC + dofs(chain * pair + a)] += push * w[row + a]
         return states
 
     @device_call
@@ -193,16 +195,16 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
     def build_hessian(w, nl, nc):
         """Hessian H = M + J' D J over the rows that push."""
         for k in range(nh):
-            w[H + k] = w[M + of_mass[k]] if of_mass[k] >= 0 else zero
+            w[H + k] = w[M + of_mass(k)] if of_mass(k) >= 0 else zero
         for k in range(nf):
-            if abs(w[FR + k]) < loss_table[4 * k + 1]:
-                w[H + hessian_diagonal[loss_dof[k]]] += loss_table[4 * k]
+            if abs(w[FR + k]) < loss_table(4 * k + 1):
+                w[H + hessian_diagonal(loss_dof(k))] += loss_table(4 * k)
         for k in range(nl):
             if w[LR + k] < zero:
-                w[H + hessian_diagonal[int(abs(w[LDOF + k])) - 1]] += w[LD + k]
+                w[H + hessian_diagonal(int(abs(w[LDOF + k])) - 1)] += w[LD + k]
         for k in range(nc):
             pair = int(w[CPAIR + k])
-            dims, moving = places[pair, 5], places[pair, 6]
+            dims, moving = places(PLACES * pair + 5), places(PLACES * pair + 6)
             r, row = CR + k * rows, CJ + k * rows * chain
             normal, d = w[r], w[CD + k]
             # Edges n + mu t and n - mu t, each active or not: J' C J with C of an arrow's shape.
@@ -210,7 +212,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
             if dims == 1:
                 both = d if normal < zero else zero
             for i in range(1, dims):
-                mu = numbers[pair, 1 + i]
+                mu = numbers(NUMBERS * pair + 1 + i)
                 slip = mu * w[r + i]
                 plus = d if normal + slip < zero else zero
                 minus = d if normal - slip < zero else zero
@@ -221,31 +223,33 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
                     for a in range(moving):
                         n, t = w[row + a], w[tangent + a]
                         on_n, on_t = mixed * t, mixed * n + square * t
-                        dof = dofs[pair, a]
+                        dof = dofs(chain * pair + a)
                         for b in range(a + 1):
-                            w[H + in_hessian[dof, dofs[pair, b]]] += on_n * w[row + b] + on_t * w[tangent + b]
+                            w[H + in_hessian(nv * dof + dofs(chain * pair + b))] += (
+                                on_n * w[row + b] + on_t * w[tangent + b]
+                            )
             if both > zero:
                 for a in range(moving):
                     n = both * w[row + a]
-                    dof = dofs[pair, a]
+                    dof = dofs(chain * pair + a)
                     for b in range(a + 1):
-                        w[H + in_hessian[dof, dofs[pair, b]]] += n * w[row + b]
+                        w[H + in_hessian(nv * dof + dofs(chain * pair + b))] += n * w[row + b]
 
     @device_call
     def along_search(w, nl, nc):
         """Change of the residuals along the search direction, v = J search."""
         for k in range(nf):
-            w[FV + k] = w[SEARCH + loss_dof[k]]
+            w[FV + k] = w[SEARCH + loss_dof(k)]
         for k in range(nl):
             signed = w[LDOF + k]
             v = w[SEARCH + int(abs(signed)) - 1]
             w[LV + k] = v if signed > zero else -v
         for k in range(nc):
             pair = int(w[CPAIR + k])
-            for i in range(places[pair, 5]):
+            for i in range(places(PLACES * pair + 5)):
                 row, v = CJ + (k * rows + i) * chain, zero
-                for a in range(places[pair, 6]):
-                    v += w[row + a] * w[SEARCH + dofs[pair, a]]
+                for a in range(places(PLACES * pair + 6)):
+                    v += w[row + a] * w[SEARCH + dofs(chain * pair + a)]
                 w[CV + k * rows + i] = v
 
     @device
@@ -269,7 +273,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
         curvature = two * quadratic
         for k in range(nf):
             x0, v, d, bound, floss = (
-                w[FR + k], w[FV + k], loss_table[4 * k], loss_table[4 * k + 1], loss_table[4 * k + 2]
+                w[FR + k], w[FV + k], loss_table(4 * k), loss_table(4 * k + 1), loss_table(4 * k + 2)
             )  # fmt: skip
             x = x0 + alpha * v
             if abs(x) < bound and abs(x0) < bound:
@@ -286,10 +290,10 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
         for k in range(nc):
             pair = int(w[CPAIR + k])
             r, v, d = CR + k * rows, CV + k * rows, w[CD + k]
-            if places[pair, 5] == 1:
+            if places(PLACES * pair + 5) == 1:
                 cost, slope, curvature = add_row(w[r], w[v], d, alpha, cost, slope, curvature)
-            for i in range(1, places[pair, 5]):
-                mu = numbers[pair, 1 + i]
+            for i in range(1, places(PLACES * pair + 5)):
+                mu = numbers(NUMBERS * pair + 1 + i)
                 x, y = mu * w[r + i], mu * w[v + i]
                 cost, slope, curvature = add_row(w[r] + x, w[v] + y, d, alpha, cost, slope, curvature)
                 cost, slope, curvature = add_row(w[r] - x, w[v] - y, d, alpha, cost, slope, curvature)
@@ -396,15 +400,15 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
             w[LR + k] += alpha * w[LV + k]
         for k in range(nc):
             pair = int(w[CPAIR + k])
-            for i in range(places[pair, 5]):
+            for i in range(places(PLACES * pair + 5)):
                 w[CR + k * rows + i] += alpha * w[CV + k * rows + i]
 
     @device_call
     def begin(w, nl, nc):
         """Start from the better of the last acceleration and the unconstrained one."""
         for k in range(nf):
-            dof = loss_dof[k]
-            reference = -loss_table[4 * k + 3] * w[QVEL + dof]
+            dof = loss_dof(k)
+            reference = -loss_table(4 * k + 3) * w[QVEL + dof]
             w[FR + k] = w[WARM + dof] - reference
             w[FV + k] = w[AS + dof] - reference
         for i in range(nv):
@@ -430,21 +434,21 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
         if trees == 1:
             total = zero
             for i in range(nv):
-                total += w[M + diagonal[i]]
+                total += w[M + diagonal(i)]
             return one / total
         touched = 0
         for k in range(nf):
-            touched |= 1 << tree[loss_dof[k]]
+            touched |= 1 << tree(loss_dof(k))
         for k in range(nl):
-            touched |= 1 << tree[int(abs(w[LDOF + k])) - 1]
+            touched |= 1 << tree(int(abs(w[LDOF + k])) - 1)
         for k in range(nc):
             pair = int(w[CPAIR + k])
-            for a in range(places[pair, 6]):
-                touched |= 1 << tree[dofs[pair, a]]
+            for a in range(places(PLACES * pair + 6)):
+                touched |= 1 << tree(dofs(chain * pair + a))
         total = zero
         for i in range(nv):
-            if (touched >> tree[i]) & 1:
-                total += w[M + diagonal[i]]
+            if (touched >> tree(i)) & 1:
+                total += w[M + diagonal(i)]
             else:
                 w[X + i] = w[AS + i]
         return one / total

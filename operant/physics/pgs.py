@@ -19,7 +19,8 @@ from operant.physics import constants as c
 from operant.physics.layout import Layout
 from operant.physics.model import Model
 from operant.physics.newton import loss_numbers
-from operant.physics.rows import Contacts
+from operant.physics.rows import NUMBERS, PLACES, Contacts
+from operant.physics.tables import table
 
 
 def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -> Any:
@@ -46,14 +47,14 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
     cold = bool(m.opt_disableflags & c.NO_WARMSTART)
     loss = loss_numbers(m)
     nf = len(loss)
-    loss_dof = loss[:, 0].astype(int32) if nf else np.zeros(1, int32)
-    loss_table = loss[:, 1:].astype(real).ravel() if nf else np.zeros(4, real)
+    loss_dof = table(loss[:, 0].astype(int32) if nf else np.zeros(1, int32))
+    loss_table = table(loss[:, 1:].astype(real) if nf else np.zeros(4, real))
     factor, increment = uint64(6364136223846793005), uint64(1)
 
     @device
     def edges(pair):
         """Rows of a contact."""
-        return 1 if places[pair, 5] == 1 else 2 * (places[pair, 5] - 1)
+        return 1 if places(PLACES * pair + 5) == 1 else 2 * (places(PLACES * pair + 5) - 1)
 
     @device_call
     def spread(w, nl, nc, row):
@@ -61,7 +62,7 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
         for i in range(nv):
             w[GRAD + i] = zero
         if row < nf:
-            w[GRAD + loss_dof[row]] = one
+            w[GRAD + loss_dof(row)] = one
             return
         row -= nf
         if row < nl:
@@ -76,10 +77,14 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
                 continue
             i = 1 + row // 2
             first = CJ + k * rows * chain
-            mu = zero if places[pair, 5] == 1 else (numbers[pair, 1 + i] if row % 2 == 0 else -numbers[pair, 1 + i])
-            second = first if places[pair, 5] == 1 else first + i * chain
-            for a in range(places[pair, 6]):
-                w[GRAD + dofs[pair, a]] += w[first + a] + mu * w[second + a]
+            mu = (
+                zero
+                if places(PLACES * pair + 5) == 1
+                else (numbers(NUMBERS * pair + 1 + i) if row % 2 == 0 else -numbers(NUMBERS * pair + 1 + i))
+            )
+            second = first if places(PLACES * pair + 5) == 1 else first + i * chain
+            for a in range(places(PLACES * pair + 6)):
+                w[GRAD + dofs(chain * pair + a)] += w[first + a] + mu * w[second + a]
             return
 
     @device_call
@@ -88,7 +93,7 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
         to = A + row * count
         for k in range(nf):
             if k <= row:
-                w[to + k] = w[SEARCH + loss_dof[k]]
+                w[to + k] = w[SEARCH + loss_dof(k)]
         other = nf
         for k in range(nl):
             signed = w[LDOF + k]
@@ -101,16 +106,16 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
                 return
             pair = int(w[CPAIR + k])
             first, normal = CJ + k * rows * chain, zero
-            for a in range(places[pair, 6]):
-                normal += w[first + a] * w[SEARCH + dofs[pair, a]]
-            if places[pair, 5] == 1:
+            for a in range(places(PLACES * pair + 6)):
+                normal += w[first + a] * w[SEARCH + dofs(chain * pair + a)]
+            if places(PLACES * pair + 5) == 1:
                 w[to + other] = normal
                 other += 1
-            for i in range(1, places[pair, 5]):
+            for i in range(1, places(PLACES * pair + 5)):
                 tangent = zero
-                for a in range(places[pair, 6]):
-                    tangent += w[first + i * chain + a] * w[SEARCH + dofs[pair, a]]
-                slip = numbers[pair, 1 + i] * tangent
+                for a in range(places(PLACES * pair + 6)):
+                    tangent += w[first + i * chain + a] * w[SEARCH + dofs(chain * pair + a)]
+                slip = numbers(NUMBERS * pair + 1 + i) * tangent
                 w[to + other] = normal + slip
                 w[to + other + 1] = normal - slip
                 other += 2
@@ -127,8 +132,8 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
             for other in range(row):
                 w[A + other * count + row] = w[A + row * count + other]
         for k in range(nf):
-            dof, d, bound, floss = loss_dof[k], loss_table[4 * k], loss_table[4 * k + 1], loss_table[4 * k + 2]
-            reference = -loss_table[4 * k + 3] * w[QVEL + dof]
+            dof, d, bound, floss = loss_dof(k), loss_table(4 * k), loss_table(4 * k + 1), loss_table(4 * k + 2)
+            reference = -loss_table(4 * k + 3) * w[QVEL + dof]
             w[B + k] = w[AS + dof] - reference
             x = w[WARM + dof] - reference
             w[FORCE + k] = floss if x <= -bound else (-floss if x >= bound else -d * x)
@@ -144,9 +149,13 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
             r, v, d = CR + k * rows, CV + k * rows, w[CD + k]
             for e in range(edges(pair)):
                 i = 1 + e // 2
-                mu = zero if places[pair, 5] == 1 else (numbers[pair, 1 + i] if e % 2 == 0 else -numbers[pair, 1 + i])
-                slip = zero if places[pair, 5] == 1 else mu * w[r + i]
-                drift = zero if places[pair, 5] == 1 else mu * w[v + i]
+                mu = (
+                    zero
+                    if places(PLACES * pair + 5) == 1
+                    else (numbers(NUMBERS * pair + 1 + i) if e % 2 == 0 else -numbers(NUMBERS * pair + 1 + i))
+                )
+                slip = zero if places(PLACES * pair + 5) == 1 else mu * w[r + i]
+                drift = zero if places(PLACES * pair + 5) == 1 else mu * w[v + i]
                 w[B + row] = w[v] + drift
                 w[FORCE + row] = -d * min(w[r] + slip, zero)
                 w[A + row * count + row] += one / d
@@ -164,7 +173,7 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
     def allowed(row, force):
         """Force of a row within its bounds."""
         if row < nf:
-            floss = loss_table[4 * row + 2]
+            floss = loss_table(4 * row + 2)
             return min(max(force, -floss), floss)
         return max(force, zero)
 
@@ -239,7 +248,7 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
         for i in range(nv):
             w[GRAD + i] = zero
         for k in range(nf):
-            w[GRAD + loss_dof[k]] += w[FORCE + k]
+            w[GRAD + loss_dof(k)] += w[FORCE + k]
         row = nf
         for k in range(nl):
             signed = w[LDOF + k]
@@ -248,19 +257,19 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
         for k in range(nc):
             pair = int(w[CPAIR + k])
             r = CR + k * rows
-            if places[pair, 5] == 1:
+            if places(PLACES * pair + 5) == 1:
                 w[r] = w[FORCE + row]
                 row += 1
             else:
                 push = zero
-                for i in range(1, places[pair, 5]):
+                for i in range(1, places(PLACES * pair + 5)):
                     push += w[FORCE + row] + w[FORCE + row + 1]
-                    w[r + i] = numbers[pair, 1 + i] * (w[FORCE + row] - w[FORCE + row + 1])
+                    w[r + i] = numbers(NUMBERS * pair + 1 + i) * (w[FORCE + row] - w[FORCE + row + 1])
                     row += 2
                 w[r] = push
-            for i in range(places[pair, 5]):
-                for a in range(places[pair, 6]):
-                    w[GRAD + dofs[pair, a]] += w[r + i] * w[CJ + (k * rows + i) * chain + a]
+            for i in range(places(PLACES * pair + 5)):
+                for a in range(places(PLACES * pair + 6)):
+                    w[GRAD + dofs(chain * pair + a)] += w[r + i] * w[CJ + (k * rows + i) * chain + a]
         solve_mass(w)
         for i in range(nv):
             w[FC + i] = w[GRAD + i]

@@ -21,6 +21,9 @@ from operant.physics import constants as c
 from operant.physics.layout import Layout
 from operant.physics.model import Model
 from operant.physics.pairs import Pair, safe_solimp, safe_solref, stiffness_damping
+from operant.physics.tables import table
+
+PLACES, NUMBERS = 7, 18  # columns of the tables of pairs
 
 
 def impedance_numbers(solimp: tuple[float, ...]) -> tuple[float, ...]:
@@ -34,8 +37,8 @@ def impedance_numbers(solimp: tuple[float, ...]) -> tuple[float, ...]:
     return low, high - low, 1.0 / width, middle, power, a, b
 
 
-def impedance(real: Any, powers: Sequence[float]) -> Any:
-    """Device function d(r): impedance at a violation r for constants from `table[at ...]`."""
+def impedance(real: Any, powers: Sequence[float], numbers: Any) -> Any:
+    """Device function (r, at): impedance at a violation r for constants from entry `at` of the table `numbers`."""
     zero, one = real(0.0), real(1.0)
     square, linear = all(p == 2.0 for p in powers), all(p == 1.0 for p in powers)
 
@@ -44,13 +47,17 @@ def impedance(real: Any, powers: Sequence[float]) -> Any:
         return x * x if square else (x if linear else x**power)
 
     @device
-    def curve(r, table, at):
+    def curve(r, at):
         # d = low + y (high - low), y = a x^p up to the midpoint, 1 - b (1 - x)^p beyond it, x = |r| / width
-        x = min(abs(r) * table[at + 2], one)
-        power = table[at + 4]
-        y = table[at + 5] * raised(x, power) if x <= table[at + 3] else one - table[at + 6] * raised(one - x, power)
+        x = min(abs(r) * numbers(at + 2), one)
+        power = numbers(at + 4)
+        y = (
+            numbers(at + 5) * raised(x, power)
+            if x <= numbers(at + 3)
+            else one - numbers(at + 6) * raised(one - x, power)
+        )
         y = zero if x <= zero else y
-        return table[at] + y * table[at + 1]
+        return numbers(at) + y * numbers(at + 1)
 
     return curve
 
@@ -71,8 +78,8 @@ def limit_rows(m: Model, lay: Layout, real: Any) -> Any:
             *m.jnt_range[j], m.jnt_margin[j], stiffness, damping, *impedance_numbers(solimp)
         )  # fmt: skip
         numbers[k, 12] = m.dof_invweight0[dof]
-    numbers, flat, count = numbers.ravel(), places.ravel(), len(joints)
-    curve = impedance(real, powers)
+    get, place, count = table(numbers), table(places), len(joints)
+    curve = impedance(real, powers, get)
     one, least = real(1.0), real(c.MINVAL)
     QPOS, QVEL, WARM, SMOOTH = (lay.at[name] for name in ("qpos", "qvel", "warm", "qacc_smooth"))
     DOF, D, R, V = (lay.at[f"limit {name}"] for name in ("dof", "D", "r", "v"))
@@ -81,18 +88,18 @@ def limit_rows(m: Model, lay: Layout, real: Any) -> Any:
     def limits(w):
         found = 0
         for k in range(count):
-            at, dof = k * width, flat[2 * k + 1]
-            q = w[QPOS + flat[2 * k]]
+            at, dof = k * width, place(2 * k + 1)
+            q = w[QPOS + place(2 * k)]
             for side in range(2):
-                distance = q - numbers[at] if side == 0 else numbers[at + 1] - q
-                if distance < numbers[at + 2]:
+                distance = q - get(at) if side == 0 else get(at + 1) - q
+                if distance < get(at + 2):
                     # J = +1 at the lower limit, -1 at the upper;  a* = -B v - K d r
                     sign = one if side == 0 else -one
-                    r = distance - numbers[at + 2]
-                    d = curve(r, numbers, at + 5)
+                    r = distance - get(at + 2)
+                    d = curve(r, at + 5)
                     w[DOF + found] = sign * real(dof + 1)
-                    w[D + found] = one / max(least, (one - d) / d * numbers[at + 12])
-                    reference = -numbers[at + 4] * sign * w[QVEL + dof] - numbers[at + 3] * d * r
+                    w[D + found] = one / max(least, (one - d) / d * get(at + 12))
+                    reference = -get(at + 4) * sign * w[QVEL + dof] - get(at + 3) * d * r
                     w[R + found] = sign * w[WARM + dof] - reference
                     w[V + found] = sign * w[SMOOTH + dof] - reference
                     found += 1
@@ -135,10 +142,10 @@ class Contacts:
         count = max(len(pairs), 1)
         kinds = sorted({pair.types(m) for pair in pairs})
         # Columns: pose of each geom, geom, kind, dimensions, dofs
-        places = np.zeros((count, 7), int32)
+        places = np.zeros((count, PLACES), int32)
         dofs, signs = np.zeros((count, max(lay.chain, 1)), int32), np.zeros((count, max(lay.chain, 1)), real)
         # Columns: margin, margin + gap, friction 5, K, B, impedance 7, diagonal, factor of R
-        numbers = np.zeros((count, 18), real)
+        numbers = np.zeros((count, NUMBERS), real)
         for k, pair in enumerate(pairs):
             a, b = pair.geoms
             places[k] = (
@@ -155,7 +162,8 @@ class Contacts:
                 pair.margin, pair.margin + pair.gap, *pair.friction, *stiffness_damping(pair.solref, pair.solimp),
                 *impedance_numbers(pair.solimp), weight, factor,
             )  # fmt: skip
-        self.places, self.dofs, self.signs, self.numbers = places, dofs, signs, numbers
+        # Tables by entry: PLACES k + column, NUMBERS k + column, chain k + dof
+        self.places, self.dofs, self.signs, self.numbers = table(places), table(dofs), table(signs), table(numbers)
         self.find = self._finder(m, pairs, lay, [(k, functions[pair]) for k, pair in enumerate(kinds)], real)
 
     def _finder(self, m: Model, pairs: Sequence[Pair], lay: Layout, kinds: Sequence[Any], real: Any) -> Any:
@@ -167,10 +175,9 @@ class Contacts:
 
             return none
         places, dofs, signs, numbers = self.places, self.dofs, self.signs, self.numbers
-        flat, width = numbers.ravel(), numbers.shape[1]
-        sizes, bounds = m.geom_size.ravel().astype(real), m.geom_rbound.astype(real)
+        sizes, bounds = m.geom_size.ravel().astype(real), table(m.geom_rbound.astype(real))
         collide = dispatch(kinds)
-        curve = impedance(real, [pair.solimp[4] for pair in pairs])
+        curve = impedance(real, [pair.solimp[4] for pair in pairs], numbers)
         count, room, rows, chain = len(pairs), lay.room, lay.rows, lay.chain
         zero, half, quarter, one, least = real(0.0), real(0.5), real(0.25), real(1.0), real(c.MINVAL)
         FOUND, CDOF, COM, LOST = (lay.at[name] for name in ("found", "cdof", "com", "lost"))
@@ -179,14 +186,14 @@ class Contacts:
         PLACE = lay.at.get("contact place", -1)
         kept = PLACE >= 0
         # Place of the centre of mass about which a dof's motion is written
-        centre = (COM + 3 * m.body_rootid[m.dof_bodyid]).astype(int32)
+        centre = table((COM + 3 * m.body_rootid[m.dof_bodyid]).astype(int32))
 
         @device
         def near(w, k):
             # Bounding spheres, or one and a plane, within the margin
-            a, b, reach = places[k, 0], places[k, 1], numbers[k, 1]
+            a, b, reach = places(PLACES * k + 0), places(PLACES * k + 1), numbers(NUMBERS * k + 1)
             x, y, z = w[b] - w[a], w[b + 1] - w[a + 1], w[b + 2] - w[a + 2]
-            first, second = bounds[places[k, 2]], bounds[places[k, 3]]
+            first, second = bounds(places(PLACES * k + 2)), bounds(places(PLACES * k + 3))
             if first > zero:
                 together = first + second + reach
                 return x * x + y * y + z * z <= together * together
@@ -216,12 +223,12 @@ class Contacts:
                 w[place + 9], w[place + 10], w[place + 11] = z0, z1, z2
 
             # a* = -B v - K d r along the normal, -B v along the rest
-            r = w[at] - numbers[k, 0]
-            d = curve(r, flat, width * k + 9)
-            stiffness, damping = numbers[k, 7], numbers[k, 8]
+            r = w[at] - numbers(NUMBERS * k + 0)
+            d = curve(r, NUMBERS * k + 9)
+            stiffness, damping = numbers(NUMBERS * k + 7), numbers(NUMBERS * k + 8)
             w[PAIR + n] = real(k)
-            w[D + n] = one / (max(least, (one - d) / d * numbers[k, 16]) * numbers[k, 17])
-            dims, moving = places[k, 5], places[k, 6]
+            w[D + n] = one / (max(least, (one - d) / d * numbers(NUMBERS * k + 16)) * numbers(NUMBERS * k + 17))
+            dims, moving = places(PLACES * k + 5), places(PLACES * k + 6)
             p0, p1, p2 = w[at + 1], w[at + 2], w[at + 3]
             for row in range(dims):
                 turns = row > 2
@@ -230,8 +237,8 @@ class Contacts:
                 f2 = x2 if row % 3 == 0 else (y2 if row % 3 == 1 else z2)
                 speed, warm, smooth = zero, zero, zero
                 for i in range(moving):
-                    dof = dofs[k, i]
-                    at_dof, com = CDOF + 6 * dof, centre[dof]
+                    dof = dofs(chain * k + i)
+                    at_dof, com = CDOF + 6 * dof, centre(dof)
                     a0, a1, a2 = w[at_dof], w[at_dof + 1], w[at_dof + 2]
                     if turns:
                         v0, v1, v2 = a0, a1, a2
@@ -241,7 +248,7 @@ class Contacts:
                         v0 = w[at_dof + 3] + a1 * o2 - a2 * o1
                         v1 = w[at_dof + 4] + a2 * o0 - a0 * o2
                         v2 = w[at_dof + 5] + a0 * o1 - a1 * o0
-                    j = signs[k, i] * (f0 * v0 + f1 * v1 + f2 * v2)
+                    j = signs(chain * k + i) * (f0 * v0 + f1 * v1 + f2 * v2)
                     w[J + (n * rows + row) * chain + i] = j
                     speed += j * w[QVEL + dof]
                     warm += j * w[WARM + dof]
@@ -257,12 +264,11 @@ class Contacts:
             n = 0
             for k in range(count):
                 if near(w, k):
-                    some = collide(
-                        places[k, 4], w, places[k, 0], places[k, 1], sizes, places[k, 2], places[k, 3], numbers[k, 1],
-                        w, FOUND,
-                    )  # fmt: skip
+                    at, reach = PLACES * k, numbers(NUMBERS * k + 1)
+                    a, b, first, second = places(at), places(at + 1), places(at + 2), places(at + 3)
+                    some = collide(places(at + 4), w, a, b, sizes, first, second, reach, w, FOUND)
                     for i in range(some):
-                        if w[FOUND + 10 * i] < numbers[k, 0]:
+                        if w[FOUND + 10 * i] < numbers(NUMBERS * k + 0):
                             if n < room:
                                 write(w, k, FOUND + 10 * i, n)
                                 n += 1
