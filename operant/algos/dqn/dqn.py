@@ -75,6 +75,65 @@ class Stats(NamedTuple):
     not_finite: Tensor = NOT_FINITE
 
 
+# TARGET AND LOSS
+
+
+class QLoss(NamedTuple):
+    """Loss of a batch, and priority, Q value and TD error of each of its B samples."""
+
+    loss: Tensor  # (), weighted mean over the samples
+    priority: Tensor  # (B), |Q - y|, or the cross-entropy of distributions, for prioritised replay
+    q: Tensor  # (B), Q(s, a) of the sampled action
+    td_error: Tensor  # (B), |Q - y|; of distributions, of their means
+
+
+@torch.no_grad()
+def q_target(head: QHead, target: Tensor, chooser: Tensor, batch: Batch) -> Tensor:
+    """Return the TD target y = R + discount Q'(s', a') of a batch, (B), or with atoms its distribution on the support,
+    (K, B).
+
+    `target` (H, B) are the target network's outputs at s'. a' is the best legal action by the outputs `chooser` (H, B):
+    the target network's (Mnih et al. 2015), or the online network's (double: van Hasselt, Guez & Silver 2016).
+    """
+    values = head.values(chooser)  # (A, B)
+    best = (values if batch.next_legal is None else masked(values, batch.next_legal)).argmax(dim=0)[None]  # (1, B)
+    # `reward` is r_t + gamma r_{t+1} + ... over n steps, `discount` gamma^n, or 0 where the episode terminated.
+    if head.atoms == 1:
+        return batch.reward + batch.discount * head.values(target).gather(0, best)[0]
+    # C51: atom z moves to R + discount z, and its probability is shared by the two nearest atoms.
+    probability = action_logits(head, target, best).softmax(dim=0)
+    return project_onto_support(probability, batch.reward, batch.discount, head.support[0, :, 0])
+
+
+def q_loss(head: QHead, outputs: Tensor, batch: Batch, target: Tensor, weight: Tensor | None = None) -> QLoss:
+    """Return the mean of w (Q(s, a) - y)^2 / 2, or with atoms of w times the cross-entropy to the target distribution.
+
+    `outputs` (H, B) are the network's at `batch.observation`; `target` is y (B), or (K, B); `weight` w (B) are
+    importance-sampling weights, None: 1.
+    """
+    logits = action_logits(head, outputs, batch.action)  # (K, B)
+    if head.atoms == 1:
+        q, target_mean = logits[0], target
+        losses = 0.5 * (q - target).square()
+    else:
+        log_prob, support = logits.log_softmax(dim=0), head.support[0]
+        losses = -(target * log_prob).sum(dim=0)
+        q, target_mean = (log_prob.exp() * support).sum(dim=0), (target * support).sum(dim=0)
+    loss = (losses if weight is None else losses * weight).mean()
+    td_error = (q - target_mean).detach().abs()
+    return QLoss(loss, td_error if head.atoms == 1 else losses.detach(), q.detach(), td_error)
+
+
+def action_logits(head: QHead, outputs: Tensor, action: Tensor) -> Tensor:
+    """Return the outputs (K, B) of the actions `action` (1, B), from the network's outputs (H, B): Q itself (K = 1), or
+    logits of its atoms.
+    """
+    return head.logits(outputs).gather(0, action.long()[:, None].expand(1, head.atoms, -1))[0]
+
+
+# AN ITERATION
+
+
 class DQN(OffPolicy):
     """Deep Q-learning for one choice among n actions (Discrete); `Config` turns on its variants."""
 
@@ -257,60 +316,6 @@ class DQN(OffPolicy):
         row = observation_bytes(spec) + spec.mask_size + 4 + 4 + 1 + 1
         moved = float(steps * (step_bytes(spec) + 2 * row) + samples * 2 * (2 * row + observation_bytes(spec)))
         return Estimate(steps, flops, moved, config.trial())
-
-
-# TARGET AND LOSS
-
-
-class QLoss(NamedTuple):
-    """Loss of a batch, and priority, Q value and TD error of each of its B samples."""
-
-    loss: Tensor  # (), weighted mean over the samples
-    priority: Tensor  # (B), |Q - y|, or the cross-entropy of distributions, for prioritised replay
-    q: Tensor  # (B), Q(s, a) of the sampled action
-    td_error: Tensor  # (B), |Q - y|; of distributions, of their means
-
-
-@torch.no_grad()
-def q_target(head: QHead, target: Tensor, chooser: Tensor, batch: Batch) -> Tensor:
-    """Return the TD target y = R + discount Q'(s', a') of a batch, (B), or with atoms its distribution on the support,
-    (K, B).
-
-    `target` (H, B) are the target network's outputs at s'. a' is the best legal action by the outputs `chooser` (H, B):
-    the target network's (Mnih et al. 2015), or the online network's (double: van Hasselt, Guez & Silver 2016).
-    """
-    values = head.values(chooser)  # (A, B)
-    best = (values if batch.next_legal is None else masked(values, batch.next_legal)).argmax(dim=0)[None]  # (1, B)
-    if head.atoms == 1:
-        return batch.reward + batch.discount * head.values(target).gather(0, best)[0]
-    probability = action_logits(head, target, best).softmax(dim=0)
-    return project_onto_support(probability, batch.reward, batch.discount, head.support[0, :, 0])
-
-
-def q_loss(head: QHead, outputs: Tensor, batch: Batch, target: Tensor, weight: Tensor | None = None) -> QLoss:
-    """Return the mean of w (Q(s, a) - y)^2 / 2, or with atoms of w times the cross-entropy to the target distribution.
-
-    `outputs` (H, B) are the network's at `batch.observation`; `target` is y (B), or (K, B); `weight` w (B) are
-    importance-sampling weights, None: 1.
-    """
-    logits = action_logits(head, outputs, batch.action)  # (K, B)
-    if head.atoms == 1:
-        q, target_mean = logits[0], target
-        losses = 0.5 * (q - target).square()
-    else:
-        log_prob, support = logits.log_softmax(dim=0), head.support[0]
-        losses = -(target * log_prob).sum(dim=0)
-        q, target_mean = (log_prob.exp() * support).sum(dim=0), (target * support).sum(dim=0)
-    loss = (losses if weight is None else losses * weight).mean()
-    td_error = (q - target_mean).detach().abs()
-    return QLoss(loss, td_error if head.atoms == 1 else losses.detach(), q.detach(), td_error)
-
-
-def action_logits(head: QHead, outputs: Tensor, action: Tensor) -> Tensor:
-    """Return the outputs (K, B) of the actions `action` (1, B), from the network's outputs (H, B): Q itself (K = 1), or
-    logits of its atoms.
-    """
-    return head.logits(outputs).gather(0, action.long()[:, None].expand(1, head.atoms, -1))[0]
 
 
 # THE METRICS IN A MONITOR
