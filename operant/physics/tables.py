@@ -23,12 +23,12 @@ def table(values: np.ndarray) -> Any:
     data = np.ascontiguousarray(values).ravel()
     digest = hashlib.sha256(f"{data.dtype.str} {data.shape} ".encode() + data.tobytes())
     stored = from_dtype(data.dtype)
-    found = types.int64 if data.dtype.kind == "i" else stored
+    found, number = (types.int64, int) if data.dtype.kind == "i" else (stored, float)
 
     def get(typing: Any, index: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             item = context.get_data_type(stored)
-            entries = ir.Constant(ir.ArrayType(item, len(data)), [ir.Constant(item, x.item()) for x in data])
+            entries = ir.Constant(ir.ArrayType(item, len(data)), [ir.Constant(item, number(x)) for x in data])
             name, module = f"operant_table_{digest.hexdigest()[:32]}", builder.module
             on_gpu = "nvptx" in module.triple
             if name in module.globals:
