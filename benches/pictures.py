@@ -1,10 +1,13 @@
-"""Pictures of the monitor for the README: the screen of a run folder as PNG.
+"""Pictures of the monitor for the README: the screen of a run folder as PNG, or a film of it as GIF.
 
     python benches/pictures.py RUN_DIR OUT.png [--size 132x38] [--seconds 4] [--keys k,e,y]
     python benches/pictures.py RUN_DIR OUT.svg, elsewhere: python benches/pictures.py OUT.svg OUT.png
+    python benches/pictures.py RUN_DIR OUT.gif --film "40@1 3 30@0.25"
 
 A live run is watched for some seconds first, so that the agent's picture is visible. The screen is the monitor's, drawn
-without a terminal. Needs `rsvg-convert` (librsvg) and JetBrains Mono, a monospaced font with braille.
+without a terminal. A film is a list of words: `40@1` takes 40 frames, one a second, any other word is a key to press;
+frames are shown at `--shown` per second. Needs `rsvg-convert` (librsvg) and JetBrains Mono, a monospaced font with
+braille; a GIF needs Pillow.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import html
+import io
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 # `python benches/pictures.py` puts this folder first, where nothing may hide the package `monitor`.
@@ -25,17 +30,45 @@ from monitor.screen.app import MonitorApp  # noqa: E402
 from operant import runs  # noqa: E402
 
 FONT = "JetBrains Mono"
-_PIXELS = 1600  # of width
+_PIXELS, _GIF_PIXELS = 1600, 1000  # of width
+_COLOURS = 64  # of a GIF
 
 
-async def drawn(app: MonitorApp, size: tuple[int, int], seconds: float, keys: list[str]) -> str:
-    """Screen as SVG after a delay and the given keys."""
+async def filmed(app: MonitorApp, size: tuple[int, int], seconds: float, words: list[str]) -> list[str]:
+    """Screens as SVG, by the words of a film."""
+    screens = []
     async with app.run_test(size=size) as pilot:
         await pilot.pause(seconds)
-        for key in keys:
-            await pilot.press(key)
-        await pilot.pause(0.5)
-        return app.export_screenshot(title="operant monitor")
+        for word in words:
+            frames, at, every_s = word.partition("@")
+            if not at:
+                await pilot.press(word)
+                await pilot.pause(0.5)
+                continue
+            for _ in range(int(frames)):
+                began = time.monotonic()
+                screens.append(app.export_screenshot(title="operant monitor"))
+                await pilot.pause(max(0.01, float(every_s) - (time.monotonic() - began)))
+    return screens
+
+
+def rasterized(svg: str, width: int) -> bytes:
+    """PNG of a screen."""
+    words = ["rsvg-convert", "--width", str(width)]
+    return subprocess.run(words, input=as_cells(svg).encode(), check=True, capture_output=True).stdout
+
+
+def write_gif(screens: list[str], out: Path, width: int, per_second: float) -> None:
+    """Write screens as one GIF with a common palette."""
+    from PIL import Image
+
+    frames = [Image.open(io.BytesIO(rasterized(svg, width))).convert("RGB") for svg in screens]
+    sample = Image.new("RGB", (frames[0].width, 2 * frames[0].height))
+    for k, frame in enumerate((frames[0], frames[-1])):
+        sample.paste(frame, (0, k * frame.height))
+    palette = sample.quantize(_COLOURS)
+    first, *rest = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    first.save(out, save_all=True, append_images=rest, duration=round(1000 / per_second), loop=0, optimize=True)
 
 
 def as_cells(svg: str) -> str:
@@ -56,19 +89,16 @@ def as_cells(svg: str) -> str:
     return re.sub(r'<text([^>]*?) x="([\d.]+)"([^>]*?) textLength="([\d.]+)"([^>]*)>([^<]*)</text>', in_cells, svg)
 
 
-def seen(arguments: argparse.Namespace) -> str:
-    """Screen of the run as SVG."""
+def seen(arguments: argparse.Namespace) -> list[str]:
+    """Screens of the run as SVG: one, or those of a film."""
     run = runs.load(arguments.run.resolve())
     if run is None:
         raise SystemExit(f"{arguments.run} is no run")
     columns, lines = map(int, arguments.size.split("x"))
     feed = LiveFeed(run, readonly=False)
     try:
-        return asyncio.run(
-            drawn(
-                MonitorApp(feed), (columns, lines), arguments.seconds, [key for key in arguments.keys.split(",") if key]
-            )
-        )
+        words = arguments.film.split() or [*filter(None, arguments.keys.split(",")), "1@0"]
+        return asyncio.run(filmed(MonitorApp(feed), (columns, lines), arguments.seconds, words))
     finally:
         feed.close()
 
@@ -81,16 +111,16 @@ def main() -> None:
     parser.add_argument("--size", default="132x38")
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--keys", default="")
+    parser.add_argument("--film", default="")
+    parser.add_argument("--shown", type=float, default=6.0)
     arguments = parser.parse_args()
-    svg = arguments.run.read_text() if arguments.run.suffix == ".svg" else seen(arguments)
+    screens = [arguments.run.read_text()] if arguments.run.suffix == ".svg" else seen(arguments)
     if arguments.out.suffix == ".svg":
-        arguments.out.write_text(svg)
-        return
-    subprocess.run(
-        ["rsvg-convert", "--width", str(_PIXELS), "--output", str(arguments.out)],
-        input=as_cells(svg).encode(),
-        check=True,
-    )
+        arguments.out.write_text(screens[-1])
+    elif arguments.out.suffix == ".gif":
+        write_gif(screens, arguments.out, _GIF_PIXELS, arguments.shown)
+    else:
+        arguments.out.write_bytes(rasterized(screens[-1], _PIXELS))
 
 
 if __name__ == "__main__":

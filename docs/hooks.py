@@ -223,17 +223,20 @@ def commands() -> str:
         "# Commands",
         "Generated from the commands' help. Exit codes are in [When something goes wrong](../faults.md#exit-codes).",
     ]
+    found: dict[str, list[tuple[tuple[str, ...], Any]]] = {}
     for words, command in each_command(get_command(program.app), ()):
-        shown = [parameter for parameter in command.params if "--help" not in parameter.opts]
-        rows: list[tuple[object, ...]] = [
-            (word(parameter), getattr(parameter, "help", "") or "") for parameter in shown
-        ]
-        parts += [
-            f"## operant {' '.join(words)}",
-            paragraphs(command.help or ""),
-            *([table(("", ""), rows)] if rows else []),
-        ]
+        found.setdefault(words[0], []).append((words, command))
+    for title, names in program.grouped(found).items():
+        parts += [f"## {title}", *(part for name in names for each in found[name] for part in described(*each))]
     return "\n\n".join(parts)
+
+
+def described(words: tuple[str, ...], command: Any) -> list[str]:
+    """Heading, help text and table of options of a command."""
+    shown = [parameter for parameter in command.params if "--help" not in parameter.opts]
+    rows: list[tuple[object, ...]] = [(word(parameter), getattr(parameter, "help", "") or "") for parameter in shown]
+    options = [table(("", ""), rows)] if rows else []
+    return [f"### operant {' '.join(words)}", paragraphs(command.help or ""), *options]
 
 
 def word(parameter: Any) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -25,7 +27,7 @@ from operant.cli.common import (
     print_table,
     say,
 )
-from operant.errors import OperantError, UsageError
+from operant.errors import NotFoundError, OperantError, UsageError
 
 if TYPE_CHECKING:
     from operant.config.load import Origin
@@ -196,6 +198,44 @@ def doctor(
             out(safe(f"{finding.status:8} {finding.name:11} {finding.found}{advice}", 400))
     if any(finding.status == examination.PROBLEM for finding in findings):
         raise typer.Exit(4)
+
+
+_SITE: Final = Path(__file__).resolve().parent.parent / "site"
+"""Built documentation: `mkdocs build -f docs/mkdocs.yml` writes it here, and a wheel contains it."""
+
+
+@app.command("docs")
+def show_documentation(
+    page: Annotated[
+        str,
+        typer.Argument(metavar="[PAGE]", help="a page, such as monitor or algorithms/ppo", show_default=False),
+    ] = "index",
+    as_path: Annotated[bool, typer.Option("--path", help="print the file's path, open nothing")] = False,
+) -> None:
+    """Open the documentation of the installed version.
+
+    The pages are files of the installation, and need no network. Without a graphical display, their path is printed.
+    """
+    import difflib
+    import webbrowser
+
+    if not _SITE.is_dir():
+        raise NotFoundError(
+            f"{_SITE} does not exist: this installation has no built pages. In a clone, "
+            "`pip install -e '.[docs]'` and `mkdocs build -f docs/mkdocs.yml` build them"
+        )
+    pages = {path.relative_to(_SITE).with_suffix("").as_posix(): path for path in sorted(_SITE.glob("**/*.html"))}
+    wanted = page.removesuffix(".html").removesuffix(".md")
+    found = [name for name in pages if wanted in (name, name.rpartition("/")[2])]
+    if not found:
+        by_title = {part: name for name in pages for part in (name, name.rpartition("/")[2])}
+        similar = dict.fromkeys(by_title[word] for word in difflib.get_close_matches(wanted, by_title, n=3))
+        raise NotFoundError(
+            f"no page named {safe(page, 80)}" + (f"; did you mean {' or '.join(similar)}?" if similar else "")
+        )
+    out(pages[found[0]])
+    if not as_path and sys.stdout.isatty() and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        webbrowser.open(pages[found[0]].as_uri())
 
 
 @config_app.command("show")

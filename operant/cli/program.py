@@ -5,17 +5,52 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final
 
 import typer
+import typer.core
 
 from operant import __version__
 from operant.cli import comparing, exporting, look, machine, playing, speed, steering, sweeping, training, upkeep
 from operant.cli.common import TYPER, out, say
 
+_GROUPS: Final = {
+    "Train": ("train", "resume", "stop", "pause", "unpause", "checkpoint", "wait", "sweep"),
+    "Watch": ("monitor", "runs", "show", "logs", "eval", "render", "play"),
+    "Keep": ("note", "du", "archive", "restore", "rm"),
+    "Compare": ("compare", "plot", "report"),
+    "Share": ("export",),
+    "Check": ("envs", "config", "check", "doctor", "bench", "profile", "docs"),
+}
+"""Commands in the help, by purpose."""
+
+
+def grouped(names: Iterable[str]) -> dict[str, list[str]]:
+    """Group the names of commands by purpose, in the order of the help; unlisted ones come last."""
+    left = list(names)
+    groups = {title: [name for name in listed if name in left] for title, listed in _GROUPS.items()}
+    others = [name for name in left if not any(name in group for group in groups.values())]
+    return {title: group for title, group in {**groups, "Other": others}.items() if group}
+
+
+class _Program(typer.core.TyperGroup):
+    """Group of all commands, whose help lists them by purpose."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        limit = formatter.width - 6 - max(map(len, self.commands))
+        shown = {name: one for name, one in self.commands.items() if not one.hidden}
+        width = max(map(len, shown))
+        for title, names in grouped(shown).items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), shown[name].get_short_help_str(limit)) for name in names])
+
+
 app = typer.Typer(
-    **TYPER, add_completion=True, help="Train reinforcement-learning agents on a GPU or a CPU, and monitor them."
+    **TYPER,
+    cls=_Program,
+    add_completion=True,
+    help="Train reinforcement-learning agents on a GPU or a CPU, and monitor them.",
 )
 app.add_typer(training.app)
 app.add_typer(look.app)

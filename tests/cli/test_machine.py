@@ -17,7 +17,7 @@ from processes import environment
 from toys import MY_ENV
 
 from operant import runs
-from operant.cli import program
+from operant.cli import machine, program
 from operant.config import load as config
 from operant.config import recipes, request
 from operant.errors import MachineError, NotFoundError, UsageError
@@ -349,6 +349,22 @@ def test_full_disk_error_names_the_file(here, monkeypatch):
         4,
         "error: sweeps/best.toml cannot be written (No space left on device): free some disk space\n",
     )
+
+
+# DOCUMENTATION
+
+
+def test_docs_names_the_page_of_the_installation(here, tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_SITE", tmp_path / "site")
+    done = here("docs")
+    assert done.code == 3 and "mkdocs build" in done.err
+    (tmp_path / "site" / "algorithms").mkdir(parents=True)
+    for page in ("index", "algorithms/ppo"):
+        (tmp_path / "site" / f"{page}.html").write_text("<p>")
+    for words, page in (((), "index"), (("ppo",), "algorithms/ppo"), (("algorithms/ppo",), "algorithms/ppo")):
+        assert here("docs", *words).out.strip() == str(tmp_path / "site" / f"{page}.html")
+    done = here("docs", "ppp")
+    assert done.code == 3 and "did you mean" in done.err
 
 
 # LIGHT AND QUIET

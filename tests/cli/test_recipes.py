@@ -144,7 +144,9 @@ def test_the_list_of_commands_is_not_cut(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "operant.cli", "--help"], env=place, capture_output=True, text=True, check=True
     )
-    commands = done.stdout.partition("Commands:\n")[2].splitlines()
+    groups = re.findall(r"^(\w+):\n((?:  .+\n)+)", done.stdout, re.MULTILINE)[1:]
+    assert [title for title, _ in groups] == ["Train", "Watch", "Keep", "Compare", "Share", "Check"]
+    commands = [line for _, lines in groups for line in lines.splitlines()]
     assert len(commands) >= 20 and all(
         re.fullmatch(r"  [a-z]+ +[A-Z].*\.", line) and not line.endswith("...") for line in commands
     )
