@@ -34,14 +34,17 @@ class NarrowEngine(ActorCriticEngine):
         self._critic = parameters_of(task.critic_adam.tensors(), task.critic.values.data)
         self._target = self._critic._replace(vector=task.target.values.data)
         self._actor_pack, self._critic_pack, self._target_pack = (
-            self._pack(net) for net in (shape.actor, shape.critic, shape.critic)
+            self._allocate_pack(net) for net in (shape.actor, shape.critic, shape.critic)
         )
         # The actor at the next observations: SAC's own, TD3's target.
         self._next_actor, self._next_pack = self._actor, self._actor_pack
         if not isinstance(task.kind, StochasticActor):
             self._next_actor = self._actor._replace(vector=task.kind.target.values.data)
-            self._next_pack = self._pack(shape.actor)
-        self._actor_layers, self._critic_layers = self._layers(shape.actor), self._layers(shape.critic)
+            self._next_pack = self._allocate_pack(shape.actor)
+        self._actor_layers, self._critic_layers = (
+            self._allocate_layers(shape.actor),
+            self._allocate_layers(shape.critic),
+        )
         # dQ / dQ = 1 in the critics' outputs.
         head = shape.critic.layers[-1]
         self._critic_layers.grad_z[head.grad_z :].view(G, B, head.rows_pad)[:, :, 0] = 1.0
@@ -52,13 +55,13 @@ class NarrowEngine(ActorCriticEngine):
         self._acting = self._act_buffers()
         self._deferred_tick: int | None = None  # stored by the next update
 
-    def _pack(self, net: Net) -> PackedWeights:
+    def _allocate_pack(self, net: Net) -> PackedWeights:
         """Allocate the packed weights of a network."""
         dtype = torch.bfloat16 if self.shape.precision == "bf16" else torch.float32
         single = self._zeros(net.towers * net.single)
         return PackedWeights(single, self._zeros(max(1, net.towers * net.packed), dtype=dtype))
 
-    def _layers(self, net: Net) -> SavedLayers:
+    def _allocate_layers(self, net: Net) -> SavedLayers:
         """Allocate the saved operands of a network's backward pass."""
         dtype, rows = torch.bfloat16 if self.shape.precision == "bf16" else torch.float32, net.towers * self.shape.batch
         hidden = sum(layer.columns_pad for layer in net.layers[1:])
