@@ -46,7 +46,7 @@ class Minibatch(NamedTuple):
 
 @triton.jit
 def chunk_begin(minibatch, chunk):
-    """Compute the offset of a chunk's first block in `minibatch.order`, and its number of blocks.
+    """Return the offset of chunk number `chunk`'s first block in `minibatch.order`, and its number of blocks.
 
     A chunk lies inside one shard. The last chunks of a shard may be short or empty.
     """
@@ -95,7 +95,7 @@ def _load_samples(
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = row < count
     sample = block * BLOCK + row % BLOCK  # t N + n
-    t = block // (lanes // BLOCK)
+    t = block // (lanes // BLOCK)  # blocks are numbered step by step
     feature = feature_of(tl.arange(0, SPEC.columns_pad), inputs.normalizer, SPEC)
     offset = (sample + t * (SPEC.observation - 1) * lanes)[:, None] + feature[None, :] * lanes
     observation = tl.load(
