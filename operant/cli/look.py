@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -25,14 +24,11 @@ from operant.cli.common import (
     table,
 )
 from operant.errors import UsageError
-from operant.text import age, count, duration, number, safe
+from operant.text import safe
 
 app = typer.Typer(**TYPER)
 
 _BAD = frozenset(("failed", "diverged", "crashed", "gpu_fault", "oom", "unreadable"))
-_HEADS = ("state", "id", "env", "algo", "eval", "return", "sps", "progress", "eta", "age")
-_RIGHT = range(4, 10)
-_ORDERS = ("age", "id", "env", "algo", "state", "eval", "return", "step", "sps")
 
 
 @app.command("eval")
@@ -136,40 +132,64 @@ def list_runs(
     tag: Annotated[str | None, typer.Option(metavar="TAG", help="only runs with this tag: see `operant note`")] = None,
     env: Annotated[str | None, typer.Option(metavar="NAME", help="only runs on this environment")] = None,
     algo: Annotated[str | None, typer.Option(metavar="NAME", help="only runs of this algorithm")] = None,
-    sort: Annotated[str, typer.Option(metavar="|".join(_ORDERS), help="the order; numbers from the largest")] = "age",
-    limit: Annotated[int, typer.Option(metavar="N", min=0, help="only the newest N; 0: all")] = 0,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN>VALUE",
+            help="only runs with this value (= != < <= > >=; text may hold * and ?); may be repeated",
+        ),
+    ] = None,
+    names: Annotated[
+        str | None,
+        typer.Option(
+            "--columns",
+            metavar="NAME,NAME...",
+            help="columns: properties such as id, state, score, seed, date, and keys such as algo.learning_rate",
+        ),
+    ] = None,
+    sort: Annotated[str, typer.Option(metavar="COLUMN", help="order; -COLUMN: largest first")] = "age",
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="only the first N; 0: all")] = 0,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="update every second until Ctrl-C")] = False,
     as_json: JsonOption = False,
     root: RootOption = None,
 ) -> None:
-    """List runs, newest first."""
+    """List runs, newest first.
+
+    Columns for --columns, --where and --sort are state, id, env, algo, score, eval, best, return, target, sps, seed,
+    step, steps, progress, took, eta, age, date, tags, note, device, host, version, cause, and all keys of the
+    configuration. Quote a filter with < or >: --where 'algo.learning_rate>1e-4' --where 'date>=2026-11-24'.
+    """
     from operant import runs
-    from operant.cli import grouped
+    from operant.cli import columns, grouped
     from operant.runs import LIVE
 
     wanted = (LIVE if live else frozenset()) | (_BAD if failed else frozenset())
-    if sort not in _ORDERS:
-        raise UsageError(f"--sort is {safe(sort, 40)!r}; it must be one of {', '.join(_ORDERS)}")
-    asked = {"tag": tag, "env": env, "algo": algo}
+    named = {"env": env, "algo": algo}
+    filters = columns.parse_filters(where or ())
+    filters += [columns.Filter(key, "=", text) for key, text in named.items() if text is not None]
+    chosen = columns.parse_columns(names)
+    used = (*(chosen or ()), sort.removeprefix("-"), *(one.name for one in filters))
     scope = runs.scope(root)
-    empty = (
-        "no such runs"
-        if wanted or any(asked.values())
-        else f"no runs yet in {runs.display_path(scope.root)}. Start one: operant train"
-    )
+    narrowed = bool(wanted or filters or tag is not None)
+    empty = "no such runs" if narrowed else f"no runs yet in {runs.display_path(scope.root)}. Start one: operant train"
+
+    def select(described: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        rows = columns.with_config((row for row in described if tag is None or tag in row["tags"]), used)
+        return columns.ordered((row for row in rows if all(one.matches(row) for one in filters)), sort)
+
     if watch:
         if as_json or sys.stdout is None or not sys.stdout.isatty():
             raise UsageError("--watch draws on a terminal. For a program: operant runs --json, repeatedly")
         from operant.cli.listing import Listing, draw
 
         listing = Listing(scope, wanted)
-        draw(lambda: _table_lines(_select(listing.rows(), asked, sort), limit, empty), sys.stdout)
+        draw(lambda: _table_lines(select(listing.rows()), limit, empty, chosen), sys.stdout)
         return
     described = (row for row in map(runs.describe, runs.list_runs(*scope)) if not wanted or row["state"] in wanted)
-    rows = _select(described, asked, sort)
+    rows = select(described)
     shown = rows[:limit] if limit else rows
     if as_json:
-        print_json(shown)
+        print_json([row if chosen is None else columns.values(row, chosen) for row in shown])
         return
     for name in runs.misnamed(scope.root):
         say(
@@ -179,53 +199,23 @@ def list_runs(
     if not shown:
         say(empty)
         return
-    out(*_table_lines(shown, 0, empty))
-    if not wanted and not any(asked.values()):
+    out(*_table_lines(shown, 0, empty, chosen))
+    if not narrowed and chosen is None:
         out(*grouped.overview(scope, limit))
     if len(rows) > len(shown):
         say(f"... and {len(rows) - len(shown)} more")
 
 
-def _table_lines(rows: list[dict[str, Any]], limit: int, empty: str) -> list[str]:
-    """Format descriptions of runs as a table, at most `limit` rows (0: all); the text `empty` without rows."""
-    shown = rows[:limit] if limit else rows
-    if any(row["tags"] for row in shown):
-        return table((*_HEADS, "tags"), [(*_run_row(row), " ".join(row["tags"])) for row in shown], _RIGHT)
-    return table(_HEADS, [_run_row(row) for row in shown], _RIGHT) if shown else [empty]
-
-
-def _select(rows: Iterable[dict[str, Any]], asked: Mapping[str, str | None], sort: str) -> list[dict[str, Any]]:
-    """Filter descriptions of runs by `asked` (tag, env, algo; None: any) and order them by the key `sort`. Runs without
-    a value of it come last.
+def _table_lines(rows: list[dict[str, Any]], limit: int, empty: str, chosen: Sequence[str] | None) -> list[str]:
+    """Format descriptions of runs as a table with the columns `chosen` (None: the usual ones), at most `limit` rows (0:
+    all); the text `empty` without rows.
     """
-    tag, env, algo = asked["tag"], asked["env"], asked["algo"]
-    matching = [
-        row
-        for row in rows
-        if (tag is None or tag in row["tags"]) and env in (None, row["env"]) and algo in (None, row["algo"])
-    ]
-    if sort in ("id", "env", "algo", "state"):
-        return sorted(matching, key=lambda row: row[sort] or "")
-    if sort in ("eval", "return"):
-        key = "eval_return" if sort == "eval" else sort
-        return sorted(matching, key=lambda row: -(row[key] if row[key] is not None else -math.inf))
-    return matching if sort == "age" else sorted(matching, key=lambda row: -(row[sort] or 0))
+    from operant.cli import columns
 
-
-def _run_row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Format a run's description as the cells of a row."""
-    return (
-        row["state"],
-        row["id"],
-        row["env"] or "-",
-        row["algo"] or "-",
-        number(row["eval_return"]),
-        number(row["return"]),
-        count(row["sps"]) if row["sps"] is not None else "-",
-        f"{100 * row['progress']:.0f} %" if row["progress"] is not None else "-",
-        duration(row["eta_s"]),
-        age(row["age_s"]) if row["age_s"] is not None else "-",
-    )
+    shown = rows[:limit] if limit else rows
+    names = chosen or (*columns.DEFAULT, *(("tags",) if any(row["tags"] for row in shown) else ()))
+    lines = [columns.cells(row, names) for row in shown]
+    return table(names, lines, columns.right(names)) if shown else [empty]
 
 
 @app.command()

@@ -66,12 +66,60 @@ def test_the_list_is_filtered_and_sorted(three, here):
         and listed(here, "--env", "go") == ["six", "two"]
         and listed(here, "--algo", "sac") == ["six"]
     )
-    assert listed(here, "--sort", "return") == ["six", "one", "two"] and listed(
-        here, "--sort", "step", "--limit", "1"
-    ) == ["six"]
+    assert listed(here, "--sort", "-return") == ["six", "one", "two"]
+    assert listed(here, "--sort", "-step", "--limit", "1") == ["six"] and listed(here, "--sort", "step")[0] == "two"
     assert listed(here, "--sort", "id") == ["one", "six", "two"]
     assert here("runs").out.splitlines()[0].endswith("age  tags") and "paper" in here("runs").out
     assert here("runs", "--tag", "none").err == "no such runs\n" and here("runs", "--sort", "luck").code == 2
+
+
+def test_the_list_has_chosen_columns_and_filters_by_configuration(here, tmp_path):
+    root = tmp_path / "runs"
+    for name, rate, net, seed in (("low", 1e-4, "mlp", 1), ("mid", 1e-3, "cnn", 2), ("top", 1e-2, "mlp", 3)):
+        text = f'[algo]\nlearning_rate = {rate!r}\n[net]\nkind = "{net}"\nhidden = [64, 64]\n'
+        made(root, name, ROWS, seed=seed, config=text)
+    made(root, "bare", ROWS)  # without a configuration
+
+    shown = here("runs", "--columns", "id,state,score,algo.learning_rate,net.hidden", "--sort", "-algo.learning_rate")
+    assert shown.out.splitlines() == [
+        "id    state     score  algo.learning_rate  net.hidden",
+        "top   finished      8  0.01                [64, 64]",
+        "mid   finished      8  0.001               [64, 64]",
+        "low   finished      8  0.0001              [64, 64]",
+        "bare  finished      8  -                   -",
+    ]
+    assert listed(here, "--where", "algo.learning_rate>1e-4") == ["top", "mid"]
+    assert listed(here, "--where", "algo.learning_rate<=1e-3", "--where", "net.kind=mlp") == ["low"]
+    assert listed(here, "--where", "net.kind!=c*") == ["top", "low"] and listed(here, "--where", "id=?o*") == [
+        "top",
+        "low",
+    ]
+    assert listed(here, "--where", "seed=2") == ["mid"] and listed(
+        here, "--where", "steps>=1k", "--where", "seed>2"
+    ) == ["top"]
+    assert len(listed(here, "--where", "date>=2020-01-01")) == 4 and listed(here, "--where", "date<2020") == []
+    assert json.loads(here("runs", "--json", "--columns", "id,seed", "--where", "seed=3").out) == [
+        {"id": "top", "seed": 3}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--columns", "id,learning_rate"), "did you mean 'algo.learning_rate'?"),
+        (("--columns", "stat"), "did you mean 'state'?"),
+        (("--sort", "algo.learning_rte"), "did you mean 'algo.learning_rate'?"),
+        (("--where", "algo.gama>1"), "no run has 'algo.gama'"),
+        (("--where", "algo.learning_rate>fast"), "'fast' is not a number"),
+        (("--where", "env>a"), "env is a text: compare it with = or !="),
+        (("--where", "algo.learning_rate"), "such as 'algo.learning_rate>1e-4'"),
+        (("--columns", ","), "--columns names no column"),
+    ],
+)
+def test_a_wrong_column_or_filter_gets_one_sentence(here, tmp_path, words, sentence):
+    made(tmp_path / "runs", "one", ROWS, config="[algo]\nlearning_rate = 0.001\n")
+    done = here("runs", *words)
+    assert done.code == 2 and sentence in done.err and done.err.count("\n") == 1 and not done.out
 
 
 def test_these_commands_import_nothing_heavy(three, here, tmp_path):
