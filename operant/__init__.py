@@ -6,7 +6,7 @@ imported on first use, so that light programs can import `operant.runs.metrics` 
 
 __version__ = "0.1.0"
 
-_LIBRARY = ("Policy", "Run", "list_runs", "load", "make_vec", "train")
+_LIBRARY = ("Policy", "Run", "TrainingRun", "list_runs", "load", "make_vec", "train")
 
 
 def __getattr__(name: str) -> object:

@@ -9,6 +9,7 @@ OperantError                 1   failed in training
 ├── DivergedError            5   a loss or a parameter is not finite
 ├── BusyError                6   the run folder has a running trainer
 ├── DeviceError              7   GPU fault or out of memory
+├── CallbackError            1   a callback of the library raised, which its caller gets
 ├── EnvironmentFailedError   1   an outside environment raised, hung, died, or returned a wrong value
 ├── BadFileError             3   a named run, checkpoint or file is damaged or of an incompatible version
 └── StoppedError           130   stopped with a checkpoint
@@ -86,6 +87,10 @@ class DeviceError(OperantError):
     exit_code = 7
 
 
+class CallbackError(OperantError):
+    """A user's callback raised an exception, which is the cause (`__cause__`) of this one."""
+
+
 class EnvironmentFailedError(OperantError):
     """Raised if an outside environment raised an error, hung, died, or returned a value that is not finite.
 
@@ -106,6 +111,10 @@ class BadFileError(OperantError):
 
 
 class StoppedError(OperantError):
-    """Raised if training was stopped by request, after a checkpoint."""
+    """Training was stopped by request, after a checkpoint. `signal`: number of the signal, 0 for a request."""
 
     exit_code = 130
+
+    def __init__(self, sentence: str, *, signal: int = 0) -> None:
+        super().__init__(sentence)
+        self.signal = signal

@@ -1,8 +1,10 @@
-"""Library for notebooks and programs: `operant.train`, `list_runs`, `load`, `make_vec`. Prints nothing; imports torch
-on demand.
+"""Library for notebooks and programs: `operant.train`, `list_runs`, `load`, `make_vec`. Imports torch on demand. Draws
+progress in a terminal or a notebook, and prints nothing else.
 
     >>> import operant
-    >>> run = operant.train("cartpole", "run.steps=8k", "env.lanes=16", name="example")
+    >>> run = operant.train("cartpole", steps="8k", lanes=16, eval_every=10, name="example")
+    >>> run                                           # how it ended  # doctest: +ELLIPSIS
+    <operant run example: finished, eval ..., 8,192 steps in ...>
     >>> run.state, run.env, run.algo
     ('finished', 'cartpole', 'ppo')
     >>> metrics = run.metrics()                       # columns: NumPy arrays by name
@@ -17,26 +19,40 @@ Every failure raises an `operant.errors.OperantError` with a message for a perso
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
+import io
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from operant import runs
-from operant.errors import MachineError, OperantError
+from operant import runs, text
+from operant.errors import MachineError, OperantError, UsageError
 from operant.text import safe
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Policy", "Run", "list_runs", "load", "make_vec", "train"]
+    from operant.config.request import Request
+    from operant.display.live import LiveProgress
+    from operant.display.picture import Picture
+    from operant.training.callbacks import Controls
+    from operant.training.evaluate import Evaluation
+
+__all__ = ["Policy", "Run", "TrainingRun", "list_runs", "load", "make_vec", "train"]
+
+Callback = Callable[["TrainingRun", int, Mapping[str, float]], object]
+"""Function that is called between iterations: see `train`."""
 
 _POLL_S = 0.1
 _EXIT_GRACE_S = 2.0  # exit.json is written within this time after the trainer has ended
+_GLYPHS = {"finished": "✔", "stopped": "■"}
 
 
 class Run:
@@ -48,7 +64,8 @@ class Run:
         self._run = run
 
     def __repr__(self) -> str:
-        return f"<operant run {self.id}: {self.state}>"
+        described = self.describe()
+        return f"<operant run {self.id}: {', '.join([described['state'], *_facts(described)])}>"
 
     @property
     def id(self) -> str:
@@ -87,8 +104,9 @@ class Run:
         return runs.describe(self._fresh())
 
     def metrics(self) -> dict[str, NDArray[Any]]:
-        """Return all records of the run as columns (NumPy arrays) of equal length: step, time (s since 1970), seconds
-        (of training), session, and every metric; NaN where a metric has no value.
+        """All records of the run as columns of equal length: step, time (s since 1970), seconds (of training), session,
+        and every metric; NaN where a metric has no value. `pandas.DataFrame` and `polars.DataFrame` take them as they
+        are.
 
         >>> import operant
         >>> columns = operant.list_runs("example")[0].metrics()
@@ -105,6 +123,113 @@ class Run:
         """
         return load(self, checkpoint, **options)
 
+    def evaluate(
+        self,
+        episodes: int = 100,
+        *,
+        checkpoint: str | int | None = None,
+        greedy: bool = True,
+        seed: int | None = None,
+        device: str = "auto",
+        trust: bool = False,
+    ) -> Evaluation:
+        """Evaluate a checkpoint ("best", "last" or a step; default: the best) on complete episodes, by the most likely
+        actions, or with `greedy=False` by sampled ones. `seed` is the run's by default; `trust` as for `operant.load`.
+
+        >>> import operant
+        >>> result = operant.list_runs("example")[0].evaluate(episodes=50)
+        >>> result.episodes, 0 < result.mean <= 500, result.minimum <= result.mean <= result.maximum
+        (50, True, True)
+        """
+        from operant.play import load_policy
+
+        result = load_policy.evaluate_policy(
+            str(self.path),
+            runs.scope(None),
+            which=None if checkpoint is None else str(checkpoint),
+            episodes=episodes,
+            device=device,
+            seed=seed,
+            greedy=greedy,
+            sampled=not greedy,
+            report=_ignore,
+            trusted=trust,
+        )
+        evaluation: Evaluation = result.greedy or result.sampled
+        return evaluation
+
+    def plot(
+        self, metric: str | None = None, *, x: Literal["steps", "seconds"] = "steps", smooth: float | None = None
+    ) -> Picture:
+        """Learning curve as a picture, which a notebook shows; its `figure` is matplotlib's. `metric` is a name of
+        `metrics()` (default: the evaluations if they are enough, else the return of training episodes); `smooth` the
+        share of the x axis over which it is averaged.
+
+        Needs the extra `plot`.
+        """
+        if missing := [name for name in ("matplotlib", "scipy") if find_spec(name) is None]:
+            raise MachineError(f"plot needs {' and '.join(missing)}: pip install 'operant[plot]'")
+        from operant import plot
+        from operant.display.picture import Picture
+        from operant.plot import drawing, figure
+
+        entries = plot.load_entries([self._fresh()])
+        if metric is not None and metric not in entries[0].columns.metrics:
+            from operant.config import messages
+
+            suggestion = messages.did_you_mean(messages.nearest(metric, entries[0].columns.metrics))
+            known = ", ".join(entries[0].columns.metrics)
+            raise UsageError(
+                f"{self.id} has no metric {safe(metric, 80)!r}{suggestion or f' (it has {safe(known, 400)})'}"
+            )
+        groups = plot.groups(entries, {})
+        metrics = plot.default_metrics(groups)
+        metrics = metrics if metric is None else dict.fromkeys(metrics, metric)
+        drawn = drawing.learning_curves(groups, metrics, x, smooth)
+        content = io.BytesIO()
+        figure.save(drawn, content)
+        return Picture(content.getvalue(), "png", f"curve of {self.id}", drawn)
+
+    def render(
+        self,
+        *,
+        seconds: float | None = None,
+        episodes: int = 0,
+        lanes: int = 1,
+        size: int = 256,
+        form: Literal["gif", "mp4", "png"] = "gif",
+        checkpoint: str | int | None = None,
+        greedy: bool = True,
+        seed: int | None = None,
+        device: str = "auto",
+        trust: bool = False,
+    ) -> Picture:
+        """Film the policy of a checkpoint, as `operant render` does: a film that a notebook shows and `save` writes.
+        It ends after `seconds` (default: 10) or `episodes`; `lanes` games side by side are `size` pixels wide.
+
+        A GIF or PNG needs the extra `gif`, an MP4 the extra `mp4`.
+        """
+        from operant.display.picture import Picture
+        from operant.play import load_policy, video
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"film.{form}"
+            video.check(path, force=True)
+            which = None if checkpoint is None else str(checkpoint)
+            loaded = load_policy.load(
+                str(self.path), runs.scope(None), which=which, device=device, report=_ignore, trusted=trust
+            )
+            from operant.play import film
+
+            stage, player = film.staged(
+                loaded, lanes=lanes, seed=loaded.config.run.seed if seed is None else seed, greedy=greedy
+            )
+            pace = video.pace(stage.step_s, None, None)
+            limits = film.limits_of(pace, seconds, None, episodes)
+            side = video.side_of(size, lanes)
+            film.write(path, form, stage, player, pace=pace, limits=limits, side=side)
+            return Picture(path.read_bytes(), form, f"film of {self.id} at step {loaded.step:,}")
+
     def stop(self) -> None:
         """Ask the trainer to save a checkpoint and end; returns at once. Raises NotFoundError if no trainer is
         alive.
@@ -113,16 +238,66 @@ class Run:
 
         control.send(self._fresh(), "stop")
 
-    def wait(self) -> Run:
-        """Wait for the end of the run and return it. Raises OperantError with the cause unless it finished or was
-        stopped. Ctrl-C stops the run with a checkpoint.
+    def resume(
+        self,
+        *words: str,
+        start: str | int = "last",
+        wait: bool = True,
+        progress: bool = True,
+        callbacks: Callback | Sequence[Callback] = (),
+        logs: Sequence[str] = (),
+        changes: Sequence[str] = (),
+        trust: bool = False,
+        **keywords: Any,
+    ) -> Run:
+        """Resume the run from the checkpoint `start`, "last", "best" or a step, like `operant resume`: `words` are
+        overrides, keywords too, such as `steps="4M"`; all else as for `operant.train`. `trust` allows code in the run
+        folder that is not known to be this user's.
+
+        >>> import operant
+        >>> run = operant.list_runs("example")[0]
+        >>> run.resume(steps="12k").describe()["step"]
+        12032
         """
+        from operant.config import keywords as words_of
+        from operant.config import restart
+        from operant.runs import launch
+
+        restart.check_start(str(start), "start")
+        run, called = self._fresh(), _callbacks(callbacks)
+        overrides = [*words, *words_of.overrides(keywords, own_algorithm=".py:" in (self.config["algo"]["name"]))]
+        with launch.claimed(run) as release:
+            asked, trusted = restart.ask(
+                run, overrides, str(start), consent=lambda asked: asked.check_trust(trust), report=_ignore
+            )
+            if called:
+                asked = _changeable(asked, changes, trusted)
+            recorded = restart.record(run, asked)
+            try:
+                if called:
+                    release()
+                    _train_here(run, str(start), called, logs, wait=wait, progress=progress, trusted=trusted)
+                    return self
+                _start(run, "--resume", str(start), *["--trust"] * trusted)
+                release()
+                return self.wait(progress=progress) if wait else self
+            except OperantError:
+                recorded.restore_if_refused(runs.describe(self._fresh())["exit"] or 0)
+                raise
+
+    def wait(self, *, progress: bool = True) -> Run:
+        """Wait for the end of the run and return it. Raises OperantError with the cause unless it finished or was
+        stopped. Ctrl-C stops the run with a checkpoint. `progress`: draw it, in a terminal or a notebook.
+        """
+        live = _live(self._run, progress)
         try:
-            self._wait()
+            self._wait(live)
         except KeyboardInterrupt:
             self.stop()
-            self._wait()
+            self._wait(live)
             raise
+        finally:
+            _close(live, self)
         described = self.describe()
         if described["state"] not in ("finished", "stopped"):
             raise OperantError(
@@ -131,20 +306,53 @@ class Run:
             )
         return self
 
-    def _wait(self) -> None:
-        """Wait until the run has ended and its cause is written, or for 2 s after its end."""
+    def _wait(self, live: LiveProgress | None) -> None:
         ended_s = None
         while ended_s is None or time.monotonic() - ended_s < _EXIT_GRACE_S:
             if not runs.state(self._fresh()).live:
                 ended_s = ended_s or time.monotonic()
                 if self._run.exit_path.exists():
                     return
+            if live is not None:
+                live.update()
             time.sleep(_POLL_S)
 
     def _fresh(self) -> runs.Run:
         """Read the run's document again and return the run."""
         self._run = runs.load(self._run.path) or self._run
         return self._run
+
+
+class TrainingRun(Run):
+    """Run as a callback gets it, between two of its iterations: it can stop, change and log, and has the policy of
+    that moment.
+    """
+
+    def __init__(self, run: runs.Run, controls: Controls, step: int) -> None:
+        super().__init__(run)
+        self._controls, self._step = controls, step
+
+    @property
+    def policy(self) -> Policy:
+        """Policy with the present parameters. Acting with it changes nothing of the training."""
+        return Policy(self._controls.actor, self._step)
+
+    def stop(self) -> None:
+        """Stop the run after this call, with a checkpoint."""
+        self._controls.stop()
+
+    def set(self, **values: float) -> None:
+        """Change values that the run was begun with as `changes`, from the next iteration on: `run.set(clip=0.1)`. A
+        decay of the learning rate ends with its first change. Raises UsageError for another key, ConfigError for a
+        value out of range.
+        """
+        self._controls.set(values)
+
+    def log(self, values: Mapping[str, float] | None = None, **named: float) -> None:
+        """Log numbers that the run was begun with as `logs`: `run.log(goals=0.3)`. They are columns of `metrics()` and
+        charts of the monitor from the next record on. Raises UsageError for another name.
+        """
+        self._controls.log({**(values or {}), **named})
 
 
 def list_runs(
@@ -159,8 +367,8 @@ def list_runs(
     `root` is the folder of runs to search (default: as `operant runs`).
 
     >>> import operant
-    >>> operant.list_runs("exam*", env="cartpole", state="finished")
-    [<operant run example: finished>]
+    >>> operant.list_runs("exam*", env="cartpole", state="finished")  # doctest: +ELLIPSIS
+    [<operant run example: finished, ...>]
     >>> operant.list_runs(algo="sac")
     []
     """
@@ -180,47 +388,179 @@ def train(
     name: str | None = None,
     root: str | None = None,
     wait: bool = True,
+    progress: bool = True,
+    callbacks: Callback | Sequence[Callback] = (),
+    logs: Sequence[str] = (),
+    changes: Sequence[str] = (),
+    **keywords: Any,
 ) -> Run:
-    """Train an agent in a separate process, like `operant train WORDS`: `words` are an environment and overrides
-    `key=value`; `overrides` holds further ones as a mapping. `name`: id of the run (default: generated); `root`: folder
-    of the new run (default: ./runs).
+    """Train in a separate process, like `operant train WORDS`: `words` are an environment and overrides `key=value`.
+    Keywords are keys by their last part: `steps="2M"`, `learning_rate=3e-4`, `hidden=[64, 64]`; a key of several
+    sections has its section before it, `eval_every=5`, and every key can be in `overrides`, a mapping from the whole
+    key to the value. `root`: folder of the new run (default: ./runs).
 
-    Returns the run after its end, or with `wait=False` right after its start (then `run.wait()` waits). Ctrl-C stops
-    the run with a checkpoint.
+    Returns the run after its end, or with `wait=False` right after its start (then `run.wait()` waits). `progress`:
+    draw it, in a terminal or a notebook. Ctrl-C stops the run with a checkpoint and raises KeyboardInterrupt.
 
     >>> import operant
-    >>> operant.train("cartpole", overrides={"algo.gama": 0.9})  # doctest: +ELLIPSIS
+    >>> operant.train("cartpole", gama=0.9)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    operant.errors.ConfigError: command line has 1 problem
-      command line: unknown key 'algo.gama' - did you mean 'algo.gamma'?...
-    """
-    from operant.config import request
-    from operant.runs import launch
+    operant.errors.ConfigError: the call has 1 problem
+      unknown key 'gama' - did you mean 'algo.gamma'?
+    >>> operant.train("cartpole", every=5)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    operant.errors.ConfigError: the call has 1 problem
+      'every' is a key of 2 sections: write checkpoint_every (checkpoint.every) or eval_every (eval.every)
 
-    override_words = [f"{key}={_override_text(value)}" for key, value in (overrides or {}).items()]
-    run_request = request.make(
-        [*words, *override_words],
-        config=None if config is None else str(config),
-        environment_file=None,
-        settings={"run.name": name},
-    )
-    run_request.load()  # raises for an invalid configuration, before a run folder is made
-    run = runs.create(runs.root(root), run_request.name, run_request.prefix, run_request.document())
-    launch.start(run, [*launch.module_command("operant.training.worker"), str(run.path)])
+    `callbacks` are functions `f(run, step, metrics)`, called between two iterations whenever the metrics file has a new
+    record: after each evaluation, and else at most `run.record_hz` (50) times a second. `run` is a `TrainingRun`,
+    `step` the environment steps so far, `metrics` the values of the record by name, NaN for none. `logs` names the
+    numbers that `run.log` may log, `changes` the keys that `run.set` may change.
+
+    >>> def calmer(run, step, metrics):
+    ...     if metrics["return"] > 30:
+    ...         run.set(learning_rate=1e-4)
+    ...     run.log(half=step / 2)
+    ...     if step >= 4096:
+    ...         run.stop()
+    >>> options = {"callbacks": calmer, "logs": ["half"], "changes": ["learning_rate"]}
+    >>> run = operant.train("cartpole", steps="8k", lanes=16, name="called", **options)
+    >>> run.state, run.describe()["step"], float(run.metrics()["half"][-1])
+    ('stopped', 4096, 2048.0)
+
+    A run with callbacks trains in this process, which pauses it while they run and ends it when it ends; on one device,
+    and in the main thread if Ctrl-C is to stop it. An exception of a callback ends the run with a checkpoint and is
+    raised here. Keys in `changes` are read from memory at every step: last bits may differ from a run without them. A
+    change becomes a point of the key's schedule in the run's configuration, so that `resume`, and a new run with this
+    configuration, repeat it without the callback. Evaluations are at the same steps in every run, other records are
+    not: what a callback decides by evaluations repeats with the seed.
+    """
+    from operant.config import keywords as words_of
+    from operant.config import request
+
+    called = _callbacks(callbacks)
+    own_algorithm = any(".py:" in str(word) for word in (*words, keywords.get("algo", "")))
+    given = [
+        *words,
+        *(f"{key}={words_of.text(value)}" for key, value in (overrides or {}).items()),
+        *words_of.overrides(keywords, own_algorithm=own_algorithm),
+    ]
+
+    if not called and (logs or changes):
+        raise UsageError("logs and changes are for callbacks, and there are none: give callbacks=f")
+    source = None if config is None else str(config)
+    asked = request.make(given, config=source, environment_file=None, settings={"run.name": name})
+    if called:
+        from operant.compute.runtime import quiet_threads
+
+        quiet_threads()  # before torch is imported
+        asked = _changeable(asked, changes, False)
+    else:
+        asked.load()  # raises for an invalid configuration, before a run folder is made
+    run = runs.create(runs.root(root), asked.name, asked.prefix, asked.document())
     started = Run(run)
     try:
-        return started.wait() if wait else started
+        if called:
+            _train_here(run, None, called, logs, wait=wait, progress=progress)
+            return started
+        _start(run)
+        return started.wait(progress=progress) if wait else started
     except OperantError:
         runs.discard_unstarted(run, runs.describe(runs.load(run.path) or run)["exit"] or 0)
         raise
 
 
-def _override_text(value: Any) -> str:
-    """Format a value in the syntax of an override on the command line."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"[{', '.join(map(_override_text, value))}]" if isinstance(value, (list, tuple)) else str(value)
+def _start(run: runs.Run, *more: str) -> None:
+    """Start the trainer of a run in a process of its own, with arguments of the worker."""
+    from operant.runs import launch
+
+    launch.start(run, [*launch.module_command("operant.training.worker"), str(run.path), "--spawn", *more])
+
+
+def _train_here(
+    run: runs.Run,
+    resume: str | None,
+    callbacks: Sequence[Callback],
+    logs: Sequence[str],
+    *,
+    wait: bool,
+    progress: bool,
+    trusted: bool = False,
+) -> None:
+    """Train a run with callbacks in this process, until its end. `resume` names a checkpoint, None: a new run."""
+    if not wait:
+        raise UsageError("callbacks run in this process, which trains until the end: leave wait=False out")
+    from operant.training import embedded
+    from operant.training.callbacks import Hook
+
+    live = _live(run, progress)
+
+    def call(controls: Controls, step: int, metrics: dict[str, float]) -> None:
+        for callback in callbacks:
+            callback(TrainingRun(run, controls, step), step, metrics)
+        if live is not None:
+            live.update()
+
+    if live is not None:
+        live.update()
+    try:
+        embedded.train(run, resume=resume, hook=Hook(call, tuple(logs)), trusted=trusted)
+    finally:
+        _close(live, Run(run))
+
+
+def _callbacks(given: Callback | Sequence[Callback]) -> list[Callback]:
+    callbacks = [given] if callable(given) else list(given)
+    if wrong := [callback for callback in callbacks if not callable(callback)]:
+        raise UsageError(f"callbacks are functions f(run, step, metrics), and {wrong[0]!r} is none")
+    return callbacks
+
+
+def _changeable(asked: Request, changes: Sequence[str], trusted: bool) -> Request:
+    """Request in which the keys `changes` are schedules. Raises ConfigError, and UsageError for a run that cannot have
+    callbacks.
+    """
+    config = asked.load(trusted)
+    from operant.training import callbacks
+
+    if (reason := callbacks.unsupported_reason(config)) is not None:
+        raise UsageError(reason)
+    return dataclasses.replace(asked, overrides=(*asked.overrides, *callbacks.as_schedules(config, changes)))
+
+
+def _live(run: runs.Run, progress: bool) -> LiveProgress | None:
+    if not progress:
+        return None
+    from operant.display.live import LiveProgress
+
+    return LiveProgress(run)
+
+
+def _close(live: LiveProgress | None, run: Run) -> None:
+    if live is not None:
+        described = run.describe()
+        facts = " · ".join(_facts(described))
+        live.close(f"{_GLYPHS.get(described['state'], '●')} {described['state']}  {run.id}   {facts}".rstrip())
+
+
+def _facts(described: Mapping[str, Any]) -> list[str]:
+    """Score, steps and duration of a run, from its summary."""
+    facts = []
+    if described["eval_return"] is not None:
+        facts.append(f"eval {text.number(described['eval_return'])}")
+    elif described["return"] is not None:
+        facts.append(f"return {text.number(described['return'])}")
+    if described["step"] is not None:
+        of = "" if described["state"] == "finished" or not described["steps"] else f" of {described['steps']:,}"
+        took = f" in {text.duration(described['took_s'])}" if described["took_s"] is not None else ""
+        facts.append(f"{described['step']:,}{of} steps{took}")
+    return facts
+
+
+def _ignore(line: str) -> None:
+    """Drop a message of a function that reports to the command line."""
 
 
 def load(
@@ -244,9 +584,7 @@ def load(
 
     name = str(run.path if isinstance(run, Run) else run)
     choice = None if checkpoint is None else str(checkpoint)
-    loaded = load_policy.load(
-        name, runs.scope(root), which=choice, device=device, report=lambda line: None, trusted=trust
-    )
+    loaded = load_policy.load(name, runs.scope(root), which=choice, device=device, report=_ignore, trusted=trust)
     return Policy(loaded.policy, loaded.step)
 
 
@@ -261,11 +599,18 @@ class Policy:
     >>> policy = operant.load("example", device="cpu")
     >>> policy(np.zeros(4, np.float32)).shape, policy(np.zeros((7, 4), np.float32)).shape
     ((1,), (7, 1))
+    >>> policy  # doctest: +ELLIPSIS
+    <policy of cartpole at step ...: observation (4,) float32, action (1,)>
     """
 
     def __init__(self, actor: Any, step: int) -> None:
         self._actor, self.step = actor, step
         self._state: tuple[torch.Tensor, ...] | None = None
+
+    def __repr__(self) -> str:
+        env, memory = self._actor.env, ", with a memory" * bool(self._actor.initial_state(1))
+        space = f"observation ({env.observation.size},) {env.observation.dtype}"
+        return f"<policy of {safe(env.name)} at step {self.step:,}: {space}, action ({env.action_size},){memory}>"
 
     @property
     def env(self) -> Any:

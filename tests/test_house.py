@@ -117,8 +117,9 @@ RANKS: dict[str, set[str]] = {
     "export": ROOT | TRAINING,
     "sweep": ROOT | TRAINING,
     "plot": ROOT | {"runs", "config"},
-    "library": ROOT | TRAINING | {"play"},
-    "cli": ROOT | TRAINING | {"play", "tools", "export", "sweep", "plot", "monitor"},
+    "display": ROOT | {"runs"},
+    "library": ROOT | TRAINING | {"display", "play", "plot"},
+    "cli": ROOT | TRAINING | {"display", "play", "tools", "export", "sweep", "plot", "monitor"},
     "monitor": ROOT | {"runs"},
 }
 """Packages that each package may import in addition to itself. A package without an entry is an error."""

@@ -1,7 +1,7 @@
 """Shared parts of the commands: common options, and printing of results and messages.
 
 Data goes to stdout, messages to stderr. All output of commands passes through this module (progress lines:
-operant/cli/progress.py), which removes control characters from names and texts that come from files.
+operant/display/progress.py), which removes control characters from names and texts that come from files.
 """
 
 from __future__ import annotations

@@ -119,13 +119,15 @@ def plot(
     entries, labels = _entries(names, root, axis, smooth, label)
 
     from operant import plot as plots
-    from operant.plot import figure
+    from operant.plot import drawing, figure
 
     entries, left_out = plots.distinct(entries)
     groups = plots.groups(entries, labels)
     _say_left_out(left_out)
     made = (
-        _curves(groups, _metrics(groups, metric), _axis(axis), smooth) if kind == "curves" else _summary(groups, kind)
+        drawing.learning_curves(groups, _metrics(groups, metric), _axis(axis), smooth)
+        if kind == "curves"
+        else _summary(groups, kind)
     )
     temporary = target.with_name(f".{target.stem}-{os.getpid()}{target.suffix}")
     try:
@@ -217,48 +219,6 @@ def _metrics(groups: Sequence[Group], metric: str | None) -> dict[str, str]:
         for entry in plot.too_short(group, chosen):
             say(f"{safe(entry.run.id)} has too few values of {safe(chosen, 80)} for a curve: not in that of its group")
     return metrics
-
-
-def _curves(groups: Sequence[Group], metrics: dict[str, str], axis: Axis, smooth: float | None) -> Any:
-    """Draw learning curves with bands over seeds as a Matplotlib figure, a panel for each environment. `metrics`:
-    metric by environment; `smooth`: share of the x axis over which to average (None: default).
-    """
-    from operant import plot, runs
-    from operant.plot import comparison, figure
-
-    bands = plot.bands(groups, metrics, axis, smooth)
-    drawn = [band for lines in bands.values() for _, band in lines]
-    labels = {name: _label(metric) for name, metric in metrics.items()}
-    notes = []
-    for metric in dict.fromkeys(metrics.values()):
-        share = comparison.smoothing(metric, smooth)
-        smoothed = f"mean of a window of {100 * share:g} % of the x axis" if share else "not smoothed"
-        notes.append(smoothed if len(set(metrics.values())) == 1 else f"{_label(metric)}: {smoothed}")
-    if any(len(group.entries) > 1 for group in groups):
-        notes.append("line: mean over seeds until the first of them ended; band: 95 % bootstrap interval")
-    if any(band.tails for band in drawn):
-        notes.append("thin lines: single seeds after that")
-    targets: dict[str, set[float | None]] = {}
-    for entry in (entry for group in groups for entry in group.entries):
-        targets.setdefault(entry.environment, set()).add(runs.number_of(entry.run.document, "target"))
-    common = {
-        name: next(iter(values))
-        for name, values in targets.items()
-        if len(values) == 1 and metrics[name] in (runs.EVALUATION, runs.RETURN)
-    }
-    marked = {name: value for name, value in common.items() if value is not None}
-    if marked:
-        notes.append("dotted line: target")
-    if any(band.marked is not None for band in drawn):
-        notes.append("points: evaluations")
-    return figure.learning_curves(bands, metrics=labels, axis=axis, target=marked, note="; ".join(notes))
-
-
-def _label(metric: str) -> str:
-    """Return the axis label of a metric: a description of the two returns, else its name."""
-    return {"eval/return": "mean return of evaluations", "return": "mean return of training episodes"}.get(
-        metric, metric
-    )
 
 
 def _summary(groups: Sequence[Group], kind: str) -> Any:

@@ -14,14 +14,13 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TextIO
 
 from operant import runs, text
-from operant.cli import progress
-from operant.cli.progress import Progress, Screen, ViewerGoneError
+from operant.display import progress
+from operant.display.progress import Progress, Rate, Screen, ViewerGoneError
 from operant.errors import BadFileError, MachineError
 from operant.runs import (
     EVALUATION,
@@ -48,7 +47,6 @@ _SILENT_S = 2.0  # a trainer whose folder was deleted has ended after this time 
 _EXIT_GRACE_S = 2.0  # time to wait for exit.json once the lock is free: a killed waiter writes none
 _ONE_PRESS_S = 0.3  # closer interrupts count once: wrappers forward signals that the terminal has already sent
 _UNREACHABLE_S = 3.0
-_RATE_WINDOW_NS = 10 * 10**9
 _GLYPHS = {"finished": "✔", "stopped": "■"}
 _LINGER = "(Ctrl-C again: stop now{}. To leave it running next time: --detach)"
 
@@ -165,7 +163,7 @@ class _Viewer:
         self._follower, self._screen, self.presses = Follower(run), Screen(stream), presses or Presses()
         self._values: dict[str, float] = {}
         self._record: Record | None = None
-        self._track: deque[tuple[int, int]] = deque()  # (boottime_ns, step) of the last seconds
+        self._rate = Rate()
         self._sent, self._wanted_s, self._unreachable_reported, self._replay_reported = 0, 0.0, False, False
         self._free_s: float | None = None
         self._line_s, self._line_kind = float("-inf"), ""
@@ -256,13 +254,11 @@ class _Viewer:
                 )
                 announcements.append(f"eval {text.number(score)} at {text.count(record.step)} steps{remark}")
             self._values |= values
-            self._track.append((record.boottime_ns, record.step))
+            self._rate.add(record.boottime_ns, record.step)
         for announcement in announcements[-1:] if self._record is None else announcements:
             self._screen.above(announcement)
         if records:
             self._record = records[-1][0]
-        while self._track and self._track[-1][0] - self._track[0][0] > _RATE_WINDOW_NS:
-            self._track.popleft()
 
     def _has_ended(self, look: Observation, now_s: float) -> bool:
         """Whether the run has ended for good: the cause is written, or 2 s have passed since the trainer released the
@@ -359,13 +355,7 @@ class _Viewer:
         without a planned end or a rate.
         """
         steps, step = integer_of(self._follower.run.document, "steps"), 0 if self._record is None else self._record.step
-        (first_ns, first), (last_ns, last) = self._track[0], self._track[-1]
-        rate = (
-            (last - first) * 1e9 / (last_ns - first_ns)
-            if last_ns - first_ns > 5 * 10**8
-            else self._values.get("sps", 0.0)
-        )
-        return max(0.0, (steps - step) / rate) if steps and rate > 0 else None
+        return self._rate.left_s(steps, step, self._values.get("sps"))
 
     # ------------------------------------------------------------------------------------------------------------------
     # closing

@@ -147,7 +147,7 @@ def print_findings(examine: Callable[..., Iterator[Finding]], env: Env) -> bool:
     """Run the checks that `examine(env)` yields and print each result at once, on a terminal also the running check.
     Returns whether all passed.
     """
-    from operant.cli.progress import Screen
+    from operant.display.progress import Screen
 
     screen, sound = Screen(sys.stdout), True
 

@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(**TYPER)
 
-_SECONDS = 10.0  # default length of a video
-_MOST_FRAMES, _MOST_STEPS = 100_000, 10_000_000
 _REPORT_S = 0.1  # interval of progress updates
-_HOLD_S = 0.5  # time for which the last frame of an episode is shown
 _SIDES = (16, 2048)  # pixels
 
 
@@ -108,7 +105,7 @@ def render(
         raise UsageError("--seconds and --steps exclude each other: give one")
     side = _side(size, lanes, video.GAP)
     within("--seconds", seconds, 0.01, 36_000)
-    within("--steps", steps, 1, _MOST_STEPS)
+    within("--steps", steps, 1, video.MOST_STEPS)
     within("--episodes", episodes, 0, 1_000_000)
     within("--fps", fps, 0.1, 240)
     within("--every", every, 1, 1_000_000)
@@ -125,27 +122,17 @@ def render(
         trust,
         lambda trusted: load_policy.load(what, scope, which=checkpoint, device=device, report=say, trusted=trusted),
     )
+    from operant.play import film  # torch
+
     seed = loaded.config.run.seed if seed is None else seed
-    stage, player = staged(loaded, lanes=lanes, seed=seed, greedy=not sampled)
+    stage, player = film.staged(loaded, lanes=lanes, seed=seed, greedy=not sampled)
     pace = video.pace(stage.step_s, fps, every)
-    limits = _limits(pace, seconds, steps, episodes)
+    limits = film.limits_of(pace, seconds, steps, episodes)
     with _ended_by_signals() as check, video.replacing(path) as part, _progress(limits, check) as report:
-        writer = video.open_video(part, form, fps=pace.fps, frames=frames)
-        try:
-            recording = video.record(
-                stage,
-                player.step,
-                writer,
-                side=side,
-                every=pace.every,
-                limits=limits,
-                hold=round(_HOLD_S * pace.fps),
-                report=report,
-            )
-            written = writer.finish()
-            check()
-        finally:
-            writer.abandon()
+        recording, written = film.write(
+            part, form, stage, player, pace=pace, limits=limits, side=side, frames=frames, report=report
+        )
+        check()
     document = {
         "schema": 1,
         "id": loaded.id,
@@ -259,10 +246,8 @@ def _on_screen(game: screen.Playable, stage: viewer.Stage, *, largest: int | Non
 
 @contextlib.contextmanager
 def _preparing(name: str) -> Iterator[None]:
-    """Context manager that shows a progress line with the environment's name while kernels compile, which takes seconds
-    the first time.
-    """
-    from operant.cli.progress import Screen
+    """Show a progress line while kernels compile, which takes seconds the first time."""
+    from operant.display.progress import Screen
 
     screen = Screen(sys.stderr)
     if screen.is_terminal:
@@ -322,8 +307,10 @@ def spectate(
         trust, lambda trusted: load_policy.load(what, scope, which=which, device=device, report=say, trusted=trusted)
     )
     seed = loaded.config.run.seed if seed is None else seed
+    from operant.play import film
+
     with _preparing(loaded.config.environment.name):
-        stage, player = staged(loaded, lanes=1, seed=seed, greedy=greedy)
+        stage, player = film.staged(loaded, lanes=1, seed=seed, greedy=greedy)
     title = (
         f"{loaded.id}  {loaded.config.environment.name}  checkpoint {loaded.step:,}  "
         f"{'greedy' if greedy else 'sampled'}"
@@ -345,48 +332,11 @@ def _returns_text(returns: Sequence[float]) -> str:
     )
 
 
-def staged(
-    loaded: load_policy.LoadedPolicy, *, lanes: int, seed: int, greedy: bool
-) -> tuple[viewer.Stage, viewer.Player]:
-    """Build a stage (environments with their pictures) of `lanes` lanes in the initial states of an evaluation, and a
-    player that applies the loaded policy to it. `greedy`: most likely actions instead of sampled ones.
-
-    Raises UsageError for an environment that draws no images.
-    """
-    from operant.play.host_stage import HostStage
-    from operant.play.load_policy import EVALUATION_NUMBER
-    from operant.play.viewer import Player, Stage
-
-    environment = loaded.config.environment
-    if not environment.draws:
-        reason = (
-            "its `render` returns no rgb_array"
-            if loaded.config.hosted
-            else "its file has no `pixel_shader` (see the docstring of operant/envs/base.py)"
-        )
-        raise UsageError(f"{safe(environment.name)} draws no images: {reason}")
-    stage = (HostStage if loaded.config.hosted else Stage)(
-        environment, loaded.config.params, seed=seed, lanes=lanes, device=loaded.device, number=EVALUATION_NUMBER
-    )
-    return stage, Player(stage, loaded.policy, greedy=greedy)
-
-
-def _limits(pace: video.Pace, seconds: float | None, steps: int | None, episodes: int) -> video.Limits:
-    """Return the length of a video in frames, steps and episodes, as the options request; ten seconds without any."""
-    from operant.play.video import Limits
-
-    if seconds is None and steps is None and not episodes:
-        seconds = _SECONDS
-    frames = _MOST_FRAMES if seconds is None else min(_MOST_FRAMES, max(1, round(seconds * pace.fps)))
-    return Limits(frames, _MOST_STEPS if steps is None else steps, episodes)
-
-
 @contextlib.contextmanager
 def _progress(limits: video.Limits, check: Callable[[], None]) -> Iterator[Callable[[int], None]]:
-    """Context manager that yields a callback to call with each frame's number. The callback calls `check`, and updates
-    a progress line on a terminal.
-    """
-    from operant.cli.progress import Screen
+    """Yield a callback for each frame's number. It calls `check`, and updates a progress line on a terminal."""
+    from operant.display.progress import Screen
+    from operant.play import video
 
     screen = Screen(sys.stderr)
     reported_s = time.monotonic()
@@ -396,7 +346,7 @@ def _progress(limits: video.Limits, check: Callable[[], None]) -> Iterator[Calla
         check()
         if screen.is_terminal and time.monotonic() - reported_s > _REPORT_S:
             reported_s = time.monotonic()
-            screen.show(f"frame {count:,}" + (f" of {limits.frames:,}" if limits.frames < _MOST_FRAMES else ""))
+            screen.show(f"frame {count:,}" + (f" of {limits.frames:,}" if limits.frames < video.MOST_FRAMES else ""))
 
     try:
         yield report

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,13 +21,13 @@ from operant.cli.common import (
     out,
     say,
 )
-from operant.errors import BusyError, ConfigError, MachineError, NotFoundError, OperantError, UsageError
+from operant.errors import OperantError, UsageError
 
 if TYPE_CHECKING:
     from operant.cli import grouped
     from operant.config.request import Request
     from operant.runs import Run
-from operant.text import count, safe, size
+from operant.text import safe, size
 
 app = typer.Typer(**TYPER)
 
@@ -45,7 +44,6 @@ class After(enum.Enum):
     PREPARE = "prepare"
 
 
-_RESTART = ("best", "last")
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="return once training has begun")]
 MonitorOption = Annotated[bool, typer.Option("--monitor", help="open the monitor; quitting it does not stop the run")]
 
@@ -306,12 +304,12 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
     """
     from operant import runs
     from operant.cli import grouped
+    from operant.config import restart
     from operant.runs import launch
 
     if stray := [word for word in overrides if "=" not in word]:
         raise UsageError(f"{stray[0]!r} is not an override: write section.key=value, such as run.steps=4M")
-    if start not in _RESTART and not start.isdecimal():
-        raise UsageError(f"--from is {start!r}; it must be last, best or a step")
+    restart.check_start(start)
     if (group := grouped.find(name, runs.scope(root))) is not None:
         if overrides or start != "last" or after in (After.INLINE, After.MONITOR):
             raise UsageError(
@@ -363,65 +361,14 @@ def _resume_claimed(
     `release` ends the claim once the worker holds the run; `trust` allows code that is not known to be this user's.
     Returns the exit code.
     """
-    from operant import runs
-    from operant.config import request
+    from operant.config import restart
     from operant.runs import launch
-    from operant.runs.checkpoints import Store
 
-    if runs.has_trainer(run.path):
-        raise BusyError(runs.busy_message(run.path))
-    store = Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=say)
-    if not store.steps():
-        raise NotFoundError(f"{safe(run.id)} has no checkpoint to resume from. To start again: operant train")
-    which: str | int = int(start) if start.isdecimal() else start
-    asked, first = request.to_resume(run.config_path, overrides), store.newest(which)
-    if first is None:
-        store.load_files(which)  # raises with the problem of the existing checkpoints
-    trusted = consented(trust, asked.check_trust)
-    planned = (
-        _steps_asked(asked, first and first.config, trusted) if overrides else runs.integer_of(run.document, "steps")
+    asked, trusted = restart.ask(
+        run, overrides, start, consent=lambda asked: consented(trust, asked.check_trust), report=say
     )
-    if planned is not None and first is not None and first.manifest.step >= planned:
-        done = first.manifest.step
-        more = count(2 * done).replace(" ", "")
-        decay = (
-            f" algo.anneal_steps={more} (without the second key the learning rate stays at 0, the end of its decay)"
-            if asked.anneals()
-            else ""
-        )
-        typed = any(word.partition("=")[0].strip() == "run.steps" for word in overrides)
-        progress = f"{done:,} steps, and run.steps is {planned:,}" if typed else f"its {planned:,} steps"
-        raise UsageError(
-            f"{safe(run.id)} has done {progress}. To continue: operant resume {safe(run.short)} run.steps={more}{decay}"
-        )
     notice = launch.detach_problem() if after is After.DETACH else None
-    ending, metrics_file = runs.read_json(run.exit_path), _inode(run.metrics_path)
-    before = run.document.get("request")
-    runs.update_document(run.path, request={**(before if isinstance(before, dict) else {}), **asked.resume_document()})
+    recorded = restart.record(run, asked)
     code = _start(run, ["--resume", start, *["--trust"] * trusted], after, notice, release)
-    refused = (ConfigError.exit_code, NotFoundError.exit_code, MachineError.exit_code)
-    if code in refused and runs.probe(run.path) is False and _inode(run.metrics_path) == metrics_file:
-        # The worker refused before it wrote anything but its identity: restore the run's files.
-        runs.write_json(run.path / "run.json", run.document)
-        if ending:
-            runs.write_json(run.exit_path, ending)
-        else:
-            run.exit_path.unlink(missing_ok=True)
+    recorded.restore_if_refused(code)
     return code
-
-
-def _inode(path: Path) -> int | None:
-    """Return the inode of a file, by which its replacement is noticed; None if it does not exist."""
-    return path.stat().st_ino if path.exists() else None
-
-
-def _steps_asked(asked: Request, checkpoint: Path | None, trusted: bool) -> int:
-    """Return the planned steps of a resume with the given overrides. `checkpoint`: configuration file of the checkpoint
-    to resume from; `trusted` allows code that is not known to be this user's.
-    """
-    from operant.compute.runtime import quiet_threads
-
-    quiet_threads()
-    from operant.config import resuming
-
-    return resuming.check(asked, checkpoint, trusted).run.steps

@@ -271,17 +271,17 @@ def params(raw: RawConfig, env: Any, known: Mapping[str, Sequence[str]]) -> Any:
 
 
 def changeable(raw: RawConfig, env: Any) -> dict[str, Callable[[float], str | None]]:
-    """Return the parameters of the environment that a schedule may change, each with a function from value to error
-    message (None: valid).
-
-    These are the float parameters of a device environment without image observations.
+    """Parameters of the environment that a schedule may change, each with a function from value to error message (None:
+    valid): none if the configuration asks for image observations.
     """
-    if (
-        env is None
-        or isinstance(env, outside.HostEnv)
-        or env.pixels
-        or value_of(raw, "env", "pixels", "none") != "none"
-    ):
+    return {} if value_of(raw, "env", "pixels", "none") != "none" else changeable_parameters(env)
+
+
+def changeable_parameters(env: Any) -> dict[str, Callable[[float], str | None]]:
+    """Float parameters of a device environment without image observations, each with a function from value to error
+    message (None: valid).
+    """
+    if env is None or isinstance(env, outside.HostEnv) or env.pixels:
         return {}
     defaults = getattr(env.Params, "_field_defaults", {})
     return {

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +27,8 @@ _FORMS = (
     '{linear = [1e-3, 0], over = "10M"}, {points = [[0, 1e-3], ["2M", 3e-4]]} or {piecewise = [[0, 1e-3], '
     '["2M", 3e-4]]}'
 )
-_MOST = 1000
+MOST: Final = 10_000
+"""Most points of a schedule."""
 BY: Final = "eval/return"
 PARAMS: Final = "env.params."
 """Prefix of schedule keys of environment parameters; schedule keys of [algo] are the key itself."""
@@ -50,10 +52,18 @@ class Schedule(NamedTuple):
         x = score if self.by else step
         if not x > self.points[0][0]:
             return self.points[0][1]
-        for (begin, first), (end, last) in itertools.pairwise(self.points):
-            if x < end:
-                return first + (last - first) * ((x - begin) / (end - begin)) if self.interpolated else first
-        return self.points[-1][1]
+        following = bisect_right(self.points, x, key=lambda point: point[0])
+        if following == len(self.points):
+            return self.points[-1][1]
+        (begin, first), (end, last) = self.points[following - 1 : following + 1]
+        return first + (last - first) * ((x - begin) / (end - begin)) if self.interpolated else first
+
+    def changed(self, step: int, value: float) -> Schedule:
+        """Schedule with the constant `value` from `step` on, unchanged before it. For a schedule of steps."""
+        earlier = tuple(point for point in self.points if point[0] < step)
+        if self.interpolated and earlier and earlier[-1][0] < step - 1:
+            earlier = (*earlier, (step - 1, self.at(step - 1)))
+        return self._replace(points=(*earlier, (step, value)))
 
     def document(self) -> dict[str, Any]:
         """Return the schedule as a table of a configuration file, with every point."""
@@ -81,8 +91,8 @@ def parse(table: Mapping[str, Any], steps: Any) -> Schedule | str:
             f"records are written (got {by!r})"
         )
     given: Any = table[kinds[0]]
-    if not isinstance(given, list) or not 1 <= len(given) <= _MOST:
-        return f"a schedule has 1 to {_MOST:,} values: {_FORMS}"
+    if not isinstance(given, list) or not 1 <= len(given) <= MOST:
+        return f"a schedule has 1 to {MOST:,} values: {_FORMS}"
     try:
         if kinds == ["linear"]:
             values = [_REAL.validate_python(value) for value in given]
@@ -127,10 +137,8 @@ def extract(
         problem: str | None
         if isinstance(parsed, str):
             problem = parsed
-        elif parameter:
-            problem = _invalid_parameter(parsed, parameters[name])
         else:
-            problem = _out_of_range(parsed, model, name)
+            problem = value_problem(parsed, model, f"{PARAMS}{name}" if parameter else name, parameters)
         if problem is None and isinstance(parsed, Schedule) and parsed.by and not evaluated:
             problem = f'by = "{parsed.by}" needs evaluations, which eval.every = 0 disables'
         if problem is None and isinstance(parsed, Schedule):
@@ -143,6 +151,15 @@ def extract(
     if "learning_rate" in schedules and "anneal" in model.model_fields:
         _put(raw.data, ("algo", "anneal"), False)
     return schedules
+
+
+def value_problem(schedule: Schedule, model: type[Section], key: str, parameters: Parameters) -> str | None:
+    """Message about values of a schedule that its key does not allow: `model`'s or, after `PARAMS`, one of
+    `parameters`; None if all are valid.
+    """
+    if key.startswith(PARAMS):
+        return _invalid_parameter(schedule, parameters[key.removeprefix(PARAMS)])
+    return _out_of_range(schedule, model, key)
 
 
 def _written(data: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

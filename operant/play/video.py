@@ -33,6 +33,8 @@ MOST_BYTES = 1 << 30
 _GIF_FPS = 50  # viewers replace a shorter delay by 100 ms
 GAP = 2
 """Pixels between lanes."""
+MOST_FRAMES, MOST_STEPS = 100_000, 10_000_000
+"""Limits of a film's length."""
 _BETWEEN = 64  # grey level of the gap
 _SHEET_GAP = 4  # pixels between the pictures of a contact sheet
 _NO_PILLOW = "writing a GIF or a PNG needs Pillow: pip install 'operant[gif]'"
@@ -114,6 +116,12 @@ def replacing(out: Path) -> Iterator[Path]:
     finally:
         if part is not None:
             part.unlink(missing_ok=True)
+
+
+def side_of(size: int, lanes: int) -> int:
+    """Width in pixels of each of `lanes` games in a square picture `size` pixels wide; 0 or less if they do not fit."""
+    across = math.ceil(math.sqrt(lanes))
+    return (size - GAP * (across - 1)) // across
 
 
 class VideoWriter:

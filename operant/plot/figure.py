@@ -10,7 +10,7 @@ import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import matplotlib as mpl
 import numpy as np
@@ -151,9 +151,10 @@ def intervals(panels: Mapping[str, Mapping[str, Sequence[tuple[str, Any]]]], *, 
     return figure
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure to a file. Equal figures give equal bytes. Raises OSError."""
-    metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(path.suffix[1:], {})
+def save(figure: Figure, path: Path | BinaryIO) -> None:
+    """Write a figure to a file, a stream as PNG. Equal figures give equal bytes. Raises OSError."""
+    suffix = path.suffix[1:] if isinstance(path, Path) else "png"
+    metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(suffix, {})
     with mpl.rc_context(STYLE):
         figure.savefig(path, metadata=metadata, bbox_inches="tight", pad_inches=0.05)
 

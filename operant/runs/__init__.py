@@ -25,6 +25,7 @@ from operant.runs.folder import (
     text_of,
     update_document,
     worker,
+    write_file,
     write_json,
 )
 from operant.runs.follow import Follower, read_specs, write_specs
@@ -176,6 +177,7 @@ __all__ = [
     "text_of",
     "update_document",
     "worker",
+    "write_file",
     "write_json",
     "write_specs",
 ]

@@ -156,6 +156,18 @@ def write_json(path: Path, document: Mapping[str, Any], *, durable: bool = True)
         raise MachineError(f"cannot write {text.safe(path)} ({error.strerror})") from None
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Replace a file's content atomically. Raises MachineError."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        new.write_bytes(content)
+        os.replace(new, path)
+    except OSError as error:
+        raise MachineError(f"{text.safe(path)} cannot be written ({error.strerror})") from None
+    finally:
+        new.unlink(missing_ok=True)
+
+
 def update_document(path: Path, *, durable: bool = True, **fields: Any) -> dict[str, Any]:
     """Set `fields` of run.json in the run folder `path` and return the new document. Only for the process that owns the
     run. `durable`: fsync, so that a power cut loses nothing. Raises MachineError.

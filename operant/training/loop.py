@@ -21,14 +21,23 @@ from operant import __version__, runs, text
 from operant.compute.runtime import device_error, out_of_memory
 from operant.config import load, resuming
 from operant.config.load import Config
-from operant.errors import DeviceError, DivergedError, EnvironmentFailedError, MachineError, OperantError, StoppedError
+from operant.errors import (
+    CallbackError,
+    DeviceError,
+    DivergedError,
+    EnvironmentFailedError,
+    MachineError,
+    OperantError,
+    StoppedError,
+)
 from operant.runs import TERMINAL, History, Writer, salvage
 from operant.runs.checkpoints import Checkpoint, Store
 from operant.runs.control import Inbox, Request
 from operant.training.build import build, set_scheduled
+from operant.training.callbacks import Controls, Hook, log_specs
 from operant.training.live_agent import FRAME_BYTES, Watcher
 from operant.training.meters import Meters, NotFinite, metrics_for, specs_for
-from operant.training.requests import Heartbeat, Requests, RequestThread, Stop
+from operant.training.requests import KILLED_CODE, Heartbeat, Requests, RequestThread, Stop
 from operant.training.state import SAVE_SHARE, Snapshots
 from operant.training.target import TargetEvaluator, describe
 
@@ -70,10 +79,11 @@ class Trainer:
         start: Start,
         requests: Requests,
         team: Team,
+        hook: Hook | None = None,
     ) -> None:
-        """Build everything for the run in `folder`, up to the first iteration; `document` is its run.json. `start` is
-        the checkpoint of a resumed session with the configuration it was made with, None for a new run. `team` is the
-        group of all ranks.
+        """Build everything up to the first iteration in the run folder `folder`, whose document is `document`. `start`
+        is the checkpoint of a resumed session with the configuration it was made with, None for a new run. `team` is
+        the group of all ranks. `hook` is a user's callback, for a run of one rank.
         """
         self.folder, self.config, self.requests, self.team = folder, config, requests, team
         self.session, run_uuid = document["session"], bytes.fromhex(document["uuid"])
@@ -81,6 +91,7 @@ class Trainer:
 
         # Progress, replaced by that of a checkpoint on a resume.
         self.iteration, self.step = 0, 0
+        self._hook, self._called = hook, 0  # records when the callback was last called
         self._timed_s: list[float] | None = [] if device.type == "cpu" else None  # ends of the first iterations
         self.best_mean, self.last_evaluation, self._evaluation = float("-inf"), -1, float("nan")
         # Newest scheduled evaluation, the input of schedules; the one at the end of the run may be unscheduled.
@@ -116,11 +127,12 @@ class Trainer:
         # The specs are written before the metrics file, whose readers need them.
         due = min(config.eval.every * self.algo.steps_per_iteration, config.run.steps)
         awaited = f"the first evaluation comes after {due:,} steps" if due else "no evaluations: eval.every = 0"
-        self._specs = specs_for(self.algo, team.exchange, first_evaluation=awaited)
+        logs = None if hook is None else log_specs(hook)
+        self._specs = specs_for(self.algo, team.exchange, first_evaluation=awaited, logs=logs)
         runs.write_specs(folder, self._specs)
         self.writer = Writer(
             metrics_path,
-            metrics_for(self.algo, team.exchange),
+            metrics_for(self.algo, team.exchange, logs),
             run_uuid=run_uuid,
             session=self.session,
             version=__version__,
@@ -221,10 +233,16 @@ class Trainer:
         """
         self._lock, first = lock, self.iteration
         self.requests.reporter = self.team.reporter = self
+        self._controls = Controls(self)
         self.history.start()
         with Heartbeat(self.writer.heartbeat), RequestThread(self.inbox, self.requests, self):
             try:
                 self._loop()
+            except KeyboardInterrupt:  # a second Ctrl-C, in a process that continues
+                self.announce_exit(KILLED_CODE)
+                self.watcher.close()
+                self.history.close(timeout_s=1.0)
+                raise
             except OperantError as error:
                 if isinstance(error, EnvironmentFailedError) and self.iteration and self.team.single:
                     if self.algo.device.type == "cuda":
@@ -254,7 +272,13 @@ class Trainer:
         """
         algo, config = self.algo, self.config
         self.meters = meters = Meters(
-            algo, self.writer, self.team, record_hz=config.run.record_hz, iteration=self.iteration, step=self.step
+            algo,
+            self.writer,
+            self.team,
+            record_hz=config.run.record_hz,
+            iteration=self.iteration,
+            step=self.step,
+            logs=None if self._hook is None else self._hook.logs,
         )
         if self.best_mean > float("-inf"):  # of the previous session
             meters.set_evaluation(self._evaluation, self.best_mean)
@@ -287,6 +311,7 @@ class Trainer:
                 self._end_diverged(not_finite)
             if evaluates:
                 solved = self._evaluate()
+            self._call_back()
             if self.iteration % config.checkpoint.every == 0 or self._is_save_due():
                 self._save()
             self._restore_files()
@@ -295,6 +320,8 @@ class Trainer:
                 self._serve_requests()
         if self.evaluator is not None and self.last_evaluation != self.iteration:
             solved = self._evaluate()
+        self._flush()
+        self._call_back()
         self._save_last()
         reached = (
             f"target {config.run.target:g} reached" if solved and config.run.target is not None else "all steps done"
@@ -356,16 +383,51 @@ class Trainer:
             self.say(f"resumed after {text.duration(waited_s)}", code="unpause")
         requests.answer("unpause", "done", f"training resumed at step {self.step:,}")
 
-    def _save_last(self) -> None:
-        """Publish the last record of metrics and write the last checkpoint of a run."""
+    def _flush(self) -> None:
+        """Publish the last record."""
         if not_finite := self.meters.flush(self.step):
             self._end_diverged(not_finite)
+
+    def _save_last(self) -> None:
+        """Publish the last record and write the last checkpoint."""
+        self._flush()
+        self.meters.publish_logged()
         self._save(wait=True)
 
-    def _stop_run(self, stop: Stop) -> None:
-        """End the run because of the request `stop`: publish the last record of metrics, write a checkpoint, and raise
-        StoppedError.
+    # CALLBACK
+
+    @property
+    def score(self) -> float:
+        """Mean return of the newest scheduled evaluation, the input of schedules; NaN before the first."""
+        return self._score
+
+    def reschedule(self, config: Config) -> None:
+        """Use the schedules of `config`, which is this run's with other ones, from the next iteration on. Checkpoints
+        and the run's configuration have them too. Raises MachineError.
         """
+        self.config = config
+        for key, (_, scalar) in self.algo.scheduled.items():
+            self.algo.scheduled[key] = config.scheduled[key], scalar
+        self.snapshots.config = load.to_toml(config, **load.copies(config, "../../source"))
+        runs.write_file(self.folder / "config.toml", load.to_toml(config, **load.copies(config, "source")).encode())
+
+    def _call_back(self) -> None:
+        """Call the user's callback if there is a record that it has not seen. Raises CallbackError after a checkpoint
+        if the callback raises.
+        """
+        hook = self._hook
+        if hook is None or self.meters.records == self._called:
+            return
+        self._called = self.meters.records
+        controls, values = self._controls, dict(self.meters.values)
+        try:
+            self.meters.measure("callback", lambda: hook.call(controls, self.step, values))
+        except Exception as error:
+            self._save_last()
+            raised = f"{type(error).__name__}: {error}"
+            raise CallbackError(f"a callback raised {raised} (step {self.step:,}, saved)") from error
+
+    def _stop_run(self, stop: Stop) -> None:
         self.announce_stop()
         if not stop.number:
             self._update_document(stopped_by=stop.by)
@@ -375,7 +437,7 @@ class Trainer:
             if not self._failures
             else f"without a checkpoint: {self._problem.removesuffix('; training continues')}"
         )
-        raise StoppedError(f"stopped by {stop.by} at step {self.step:,}, {saved}")
+        raise StoppedError(f"stopped by {stop.by} at step {self.step:,}, {saved}", signal=stop.number)
 
     def _end_run(self, state: str, error: Exception | None) -> None:
         """Write the run's last event and terminal `state`, once the pending checkpoint is complete and the metrics

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import psutil
@@ -25,6 +25,7 @@ from operant.worlds import EPISODES, LENGTH, RETURN, TALLIES
 
 _NEVER = -1
 _BETWEEN = ("evaluate", "checkpoint")  # timed sections outside the algorithm's phases
+_CALLBACK = "callback"
 
 
 class NotFinite(NamedTuple):
@@ -43,12 +44,13 @@ class NotFinite(NamedTuple):
         return advice(config, self.first)
 
 
-def _timed_sections(algo: Algorithm) -> tuple[str, ...]:
-    """Names of an iteration's timed sections: the algorithm's phases, the parts of a host world's step, evaluation and
-    checkpoints.
+def _timed_sections(algo: Algorithm, *, callback: bool = False) -> tuple[str, ...]:
+    """Timed sections of an iteration: the algorithm's phases, the parts of a host world's step, evaluation, checkpoints
+    and `callback`.
     """
     first, *others = (phase.name for phase in algo.phases)
-    return ("act" if algo.world.seconds and others else first, *others, *algo.world.seconds, *_BETWEEN)
+    between = (*_BETWEEN, *([_CALLBACK] if callback else []))
+    return ("act" if algo.world.seconds and others else first, *others, *algo.world.seconds, *between)
 
 
 def _scheduled_keys(algo: Algorithm) -> list[str]:
@@ -61,9 +63,11 @@ def _schedule_metric(key: str) -> str:
     return f"schedule/{key.removeprefix('env.')}"
 
 
-def specs_for(algo: Algorithm, exchange: Exchange = SOLO, *, first_evaluation: str = "") -> tuple[MetricSpec, ...]:
-    """Describe the metrics of a run for display, in the order of its metrics file: episodes, evaluation, algorithm,
-    schedules, time, memory, ranks, tallies.
+def specs_for(
+    algo: Algorithm, exchange: Exchange = SOLO, *, first_evaluation: str = "", logs: Sequence[MetricSpec] | None = None
+) -> tuple[MetricSpec, ...]:
+    """Metric specs of a run in the order of its metrics file: episodes, evaluation, algorithm, time, memory, ranks,
+    tallies, and `logs`, those of a callback (None: there is no callback).
 
     Counters are sums over a record's iterations; a history that merges records adds them up. `first_evaluation`: text
     of evaluations' charts before the first.
@@ -105,12 +109,13 @@ def specs_for(algo: Algorithm, exchange: Exchange = SOLO, *, first_evaluation: s
         ),
         *(
             MetricSpec(f"seconds/{phase}", f"{phase} time", "s", kind="counter", order=BOOKKEEPING + 10)
-            for phase in _timed_sections(algo)
+            for phase in _timed_sections(algo, callback=logs is not None)
         ),
         MetricSpec("memory/allocated_bytes", "memory in use", "bytes", order=BOOKKEEPING + 20),
         MetricSpec("memory/reserved_bytes", "memory reserved", "bytes", order=BOOKKEEPING + 20),
         *(spec for rank in range(exchange.ranks) if exchange.ranks > 1 for spec in _rank_specs(rank, exchange)),
         *(MetricSpec(f"tally/{name}", name.replace("_", " "), order=200) for name in algo.world.spec.tally),
+        *(logs or ()),
     )
 
 
@@ -127,10 +132,10 @@ def _rank_specs(rank: int, exchange: Exchange) -> tuple[MetricSpec, MetricSpec]:
     )
 
 
-def metrics_for(algo: Algorithm, exchange: Exchange = SOLO) -> list[Metric]:
-    """Describe the columns of a run's metrics file. Values of the algorithm's own metrics must be finite."""
+def metrics_for(algo: Algorithm, exchange: Exchange = SOLO, logs: Sequence[MetricSpec] | None = None) -> list[Metric]:
+    """Columns of a run's metrics file, with `logs` as for `specs_for`. The algorithm's own metrics must be finite."""
     own = {spec.name for spec in algo.metrics}
-    specs = specs_for(algo, exchange)
+    specs = specs_for(algo, exchange, logs=logs)
     return [
         Metric(spec.name, spec.kind, unit=spec.unit, higher_better=spec.higher_better, must_be_finite=spec.name in own)
         for spec in specs
@@ -161,7 +166,17 @@ class Meters:
         record_hz: float,
         iteration: int = 0,
         step: int = 0,
+        logs: Sequence[str] | None = None,
     ) -> None:
+        """`group`: all ranks of the run; `iteration` and `step`: those of a resumed run; `logs`: names of the numbers
+        that a callback logs, None without a callback.
+        """
+        self.logged = dict.fromkeys(logs or (), math.nan)
+        """Numbers of a callback, by name: the newest of each, which the next record has."""
+        self.records = 0
+        """Number of published records."""
+        self._between = _BETWEEN if logs is None else (*_BETWEEN, _CALLBACK)
+        self._unpublished_log = False
         self._algo, self._writer, self._period_s = algo, writer, 1.0 / record_hz
         self._device = algo.device
         self._cuda = self._device.type == "cuda"
@@ -182,7 +197,7 @@ class Meters:
         self._nonfinite = NonFiniteCheck(algo.rollout, self._first_bad)
         self._accumulate = Graphed(self._accumulate_once, self._device)
         self._timed: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._seconds: dict[str, float] = dict.fromkeys(_timed_sections(algo), 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(_timed_sections(algo, callback=logs is not None), 0.0)
         self._host_seconds = dict(algo.world.seconds)
         self._pending: _Pending | None = None
         self._iterations, self._done, self._published_step = 0, 0, step
@@ -228,6 +243,22 @@ class Meters:
     def checkpointed(self) -> None:
         """Mark the next record (row) of the metrics file as one with a checkpoint. Thread-safe."""
         self._unpublished_checkpoint = True
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        """Values of the newest record by column, NaN for none; {} before the first."""
+        return self._last_values
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Set numbers of a callback, known by name, for the following records."""
+        self.logged |= values
+        self._unpublished_log = True
+
+    def publish_logged(self) -> None:
+        """Publish the numbers that a callback has logged since the newest record, in a record without iterations."""
+        if self._unpublished_log and self._last_values:
+            counters = {metric.name: 0.0 for metric in self._writer.metrics if metric.kind == "counter"}
+            self._publish(self._published_step, {**self._last_values, **counters, **self.logged})
 
     def paused(self, seconds: float) -> None:
         """Exclude `seconds` of waiting from the training rate (steps/s)."""
@@ -313,7 +344,7 @@ class Meters:
             self._seconds[part], self._host_seconds[part] = seconds - self._host_seconds[part], seconds
             self._seconds[stepping] = max(0.0, self._seconds[stepping] - self._seconds[part])
         # Evaluations and checkpoints are timed separately; the rest is training.
-        training_s = now - self._since - sum(self._seconds[name] for name in _BETWEEN)
+        training_s = now - self._since - sum(self._seconds[name] for name in self._between)
         self._pending = _Pending(step, self._iterations, training_s, self._seconds, event)
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         self._iterations, self._since, self._last_copy = 0, now, now
@@ -349,7 +380,8 @@ class Meters:
         flags = (FLAG_EVAL if self._unpublished_evaluation else 0) | (
             FLAG_CHECKPOINT if self._unpublished_checkpoint else 0
         )
-        self._unpublished_evaluation = self._unpublished_checkpoint = False
+        self._unpublished_evaluation = self._unpublished_checkpoint = self._unpublished_log = False
+        self.records += 1
         self._writer.publish(step, [values[metric.name] for metric in self._writer.metrics], flags=flags)
         self._published_step, self._last_values = step, values
 
@@ -373,7 +405,8 @@ class Meters:
             "iterations": float(pending.iterations),
             # The first record's time is mostly compilation.
             "sps": steps / pending.training_s if self._last_values and pending.training_s > 0 else math.nan,
-            **self._evaluation_values(),
+            **self._evaluation(),
+            **self.logged,
             "memory/allocated_bytes": allocated,
             "memory/reserved_bytes": reserved,
         }

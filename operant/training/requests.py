@@ -94,7 +94,12 @@ class Requests:
     process at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, embedded: bool = False) -> None:
+        """`embedded`: the process is the user's and continues. A second SIGINT then raises KeyboardInterrupt, nothing
+        exits the process, and outside its main thread, which alone can have handlers, signals are left alone.
+        """
+        self._embedded = embedded
+        self._main = not embedded or threading.current_thread() is threading.main_thread()
         self.stop: Stop | None = None
         self.checkpoint = False
         self.paused_by: str | None = None  # name of the requester
@@ -109,6 +114,7 @@ class Requests:
         self._signals: SignalThread | None = None
         self._deadline: threading.Timer | None = None
         self._pressed_s = float("-inf")  # time of the last SIGINT
+        self._handled_s = float("-inf")  # time of the last SIGINT that reached the main thread
         self._announced = False  # whether a stop was announced
 
     # SIGNALS
@@ -117,6 +123,8 @@ class Requests:
         """Install handlers. SIGTERM, SIGINT: stop with a checkpoint. SIGUSR1: checkpoint. SIGUSR2: stacks to the log.
         SIGHUP: ignored.
         """
+        if not self._main:
+            return self
         handlers: dict[signal.Signals, Any] = {
             signal.SIGTERM: self._on_stop,
             signal.SIGINT: self._on_stop,
@@ -135,7 +143,9 @@ class Requests:
         caused.
         """
         if self.stop is not None and error is not None and (self._starting or isinstance(error, SystemExit)):
-            raise StoppedError(f"stopped by {self.stop.by} before the first iteration, with nothing to save") from None
+            raise StoppedError(
+                f"stopped by {self.stop.by} before the first iteration, with nothing to save", signal=self.stop.number
+            ) from None
 
     def begin(self) -> None:
         """Mark the beginning of training: from now on a stop waits for the end of an iteration. Raises SystemExit if a
@@ -169,11 +179,17 @@ class Requests:
             self._deadline.cancel()
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        faulthandler.unregister(signal.SIGUSR2)
+        if self._main:
+            faulthandler.unregister(signal.SIGUSR2)
 
     def _on_stop(self, number: int, frame: object) -> None:
         """Handle SIGTERM or SIGINT in the main thread: request a stop, and before training begins raise SystemExit."""
         self.ask_stop(Stop(number, signal.Signals(number).name))
+        now_s, handled_s = time.monotonic(), self._handled_s
+        if self._embedded and number == signal.SIGINT and not self._starting:
+            self._handled_s = now_s
+            if handled_s > 0 and now_s - handled_s > _ONE_PRESS_S:
+                raise KeyboardInterrupt
         if self._starting and not self._deferred:
             sys.exit(StoppedError.exit_code)  # libraries do not catch SystemExit as an error of their own
 
@@ -190,13 +206,15 @@ class Requests:
         now_s, pressed_s = time.monotonic(), self._pressed_s
         if number == signal.SIGINT:
             self._pressed_s = now_s
-            if pressed_s > 0 and now_s - pressed_s > _ONE_PRESS_S:
+            if pressed_s > 0 and now_s - pressed_s > _ONE_PRESS_S and not self._embedded:
                 self._exit_now(KILLED_CODE)
         name = signal.Signals(number).name
         self.ask_stop(Stop(number, name))
         if self._announced:
             return
         self._announced = True
+        if self.reporter is None and self._embedded:
+            return
         if self.reporter is None:
             self._deadline = _start_timer(START_DEADLINE_S, self._give_up)
         else:

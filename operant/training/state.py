@@ -48,7 +48,9 @@ class Snapshots:
         """`config` is the text of the configuration file stored with each checkpoint, `environment_code` the hash of
         the user's environment file, `saves` the value of `checkpoint.replay`.
         """
-        self._algo, self._store, self._session, self._config, self._group = algo, store, session, config, group
+        self._algo, self._store, self._session, self._group = algo, store, session, group
+        self.config = config
+        """Text of the configuration file in the next checkpoint's folder."""
         self._task: dict[str, Any] = {"task": session, "environment_code": environment_code}
         self._complete_step = -1  # step of the last checkpoint with all tensors
         self._copied_s = 0.0  # seconds of the last copy to the CPU
@@ -144,7 +146,7 @@ class Snapshots:
             session=self._session,
             best=best,
             must_be_finite=must_be_finite(self._algo),
-            config=self._config,
+            config=self.config,
             done=lambda path: done(path, replay_s),
         )
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from operant import runs
 from operant.compute.runtime import device_error, find_device, importing, quiet_threads, set_threads, wake_gpu
-from operant.errors import DeviceError, EnvironmentFailedError, MachineError, OperantError, StoppedError
+from operant.errors import CallbackError, DeviceError, EnvironmentFailedError, MachineError, OperantError, StoppedError
 from operant.runs import launch
 from operant.text import safe
 from operant.training import ranks
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from operant.config.load import Config
     from operant.config.request import Request
+    from operant.training.callbacks import Hook
     from operant.training.loop import Start, Trainer
     from operant.training.team import Team
 
@@ -66,13 +67,13 @@ def _copy_sources(folder: Path, config: Config) -> dict[str, str]:
             )
         copied.parent.mkdir(mode=0o700, exist_ok=True)
         if copied.is_symlink() or not copied.is_file() or copied.read_bytes() != content:
-            _replace_file(copied, content)
+            runs.write_file(copied, content)
     built = getattr(config.environment.ready(config.params), "model", None)
     if built is not None:
         stored = folder / "source" / config.environment.source.name
         if not stored.is_file():
             stored.parent.mkdir(mode=0o700, exist_ok=True)
-            _replace_file(stored, built.save())
+            runs.write_file(stored, built.save())
     return names
 
 
@@ -94,10 +95,13 @@ def prepare(
     requests: Requests,
     trusted: bool = False,
     placement: ranks.Placement = ranks.SINGLE,
+    hook: Hook | None = None,
 ) -> tuple[Trainer, Team]:
-    """Set up a run up to its first iteration; returns its trainer and the group of all ranks. `resume` names a
-    checkpoint ("last", "best" or a step), None for a new run; `trusted` allows code in the run folder to run. Raises
-    OperantError for every expected failure.
+    """Set up a run up to its first iteration; return the trainer and all ranks. Raises OperantError for every expected
+    failure.
+
+    `resume` names a checkpoint ("last", "best" or a step), None: a new run. `trusted`: code in the run folder may run.
+    `hook`: a user's callback.
     """
     document = runs.read_json(folder / "run.json")
     flags = [*(["--resume", resume] if resume is not None else []), *["--trust"] * trusted]
@@ -128,7 +132,7 @@ def prepare(
         }
         config = replace(config, run=config.run.model_copy(update=chosen))
         trainer = _build_trainer(
-            folder, document, request, config, (device, team, placement), resume, requests, trusted
+            folder, document, request, config, (device, team, placement), resume, requests, trusted, hook
         )
         for line in filter(None, [note]):
             trainer.say(line, level="warn")
@@ -212,10 +216,10 @@ def _build_trainer(
     resume: str | None,
     requests: Requests,
     trusted: bool,
+    hook: Hook | None,
 ) -> Trainer:
-    """Build the trainer of a configuration, after all ranks have joined. `where` is the device, the group of ranks and
-    this rank's placement; `resume` names a checkpoint (None: a new run); `trusted` allows code in the run folder to
-    run.
+    """Build the trainer of a configuration once all ranks have joined. `where` is the device, the team and this rank's
+    placement; `trusted`: code in the run folder may run; `hook`: a user's callback.
     """
     import numba
     import torch
@@ -257,13 +261,13 @@ def _build_trainer(
 
     def write(config: Config) -> None:
         copied = _copy_sources(folder, config)
-        _replace_file(folder / "config.toml", configuration.to_toml(config, **copied).encode())
+        runs.write_file(folder / "config.toml", configuration.to_toml(config, **copied).encode())
         runs.update_document(folder, sources=trust.hashes(folder, copied.values()))
 
     if start is None:
         write(config)
     # refuses a checkpoint that does not fit, before anything is overwritten
-    trainer = Trainer(folder, document, config, device, start, requests, team)
+    trainer = Trainer(folder, document, config, device, start, requests, team, hook)
     for line in warnings:
         trainer.say(line, level="warn")
     if start is not None:
@@ -273,18 +277,6 @@ def _build_trainer(
     return trainer
 
 
-def _replace_file(path: Path, content: bytes) -> None:
-    """Replace a file's content atomically. Raises MachineError."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        new.write_bytes(content)
-        os.replace(new, path)
-    except OSError as error:
-        raise MachineError(f"{path} cannot be written ({error.strerror})") from None
-    finally:
-        new.unlink(missing_ok=True)
-
-
 def _train(
     folder: Path,
     resume: str | None,
@@ -292,15 +284,18 @@ def _train(
     lock: runs.Lock,
     trusted: bool,
     placement: ranks.Placement = ranks.SINGLE,
+    hook: Hook | None = None,
 ) -> None:
-    """Train the run of a folder whose lock this process holds. `resume` names a checkpoint (None: a new run); `trusted`
-    allows code in the run folder to run. Raises OperantError.
+    """Train the run of a folder whose lock this process holds. `resume` names a checkpoint, None: a new run; `trusted`:
+    code in the run folder may run; `hook`: a user's callback. Raises OperantError.
     """
     fresh = {"phase": "importing torch", "paused_by": None, "stopped_by": None, "lost": None}
     runs.update_document(folder, durable=False, **runs.identity(), folder_inode=folder.stat().st_ino, **fresh)
     quiet_threads()
     try:
-        trainer, team = prepare(folder, resume=resume, requests=requests, trusted=trusted, placement=placement)
+        trainer, team = prepare(
+            folder, resume=resume, requests=requests, trusted=trusted, placement=placement, hook=hook
+        )
     except OperantError:
         raise
     except Exception as error:
@@ -318,18 +313,19 @@ def _train(
     team.end()
 
 
-def train(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
-    """Train the run of a folder in a process that continues afterwards; signal handlers and the lock are restored.
-    `resume` names a checkpoint ("last", "best" or a step), None for a new run. Raises OperantError.
+def train(folder: Path, *, resume: str | None, trusted: bool = False, hook: Hook | None = None) -> None:
+    """Train the run of a folder in a process that continues afterwards: lock and signal handlers are released. Raises
+    OperantError.
 
-    `trusted` allows code in the run folder to run.
+    `resume` names a checkpoint ("last", "best" or a step), None: a new run. `trusted`: code in the run folder may run.
+    `hook`: a user's callback, in the user's process.
     """
     if (run := runs.load(folder)) is not None and not runs.has_trainer(folder):
         launch.forget_ending(run)
-    lock, requests, mask = runs.acquire(folder), Requests(), os.umask(0o077)
+    lock, requests, mask = runs.acquire(folder), Requests(embedded=hook is not None), os.umask(0o077)
     try:
         with requests:
-            _train(folder, resume, requests, lock, trusted)
+            _train(folder, resume, requests, lock, trusted, hook=hook)
     finally:
         os.umask(mask)
         requests.restore()
@@ -461,25 +457,33 @@ def write_log() -> None:
 
 
 @contextlib.contextmanager
-def keeping_log(folder: Path) -> Iterator[None]:
-    """Context that also writes the log, and an error that leaves it, to the run's log.txt. For a run in a process with
-    a terminal.
+def keeping_log(folder: Path, *, alone: bool = False) -> Iterator[None]:
+    """Also write the log, and an error that ends the block, to log.txt: of a run in a process with a terminal. `alone`:
+    write it nowhere else, in a user's process.
     """
+    logger, level, propagates = log if alone else logging.getLogger(), log.level, log.propagate
+    if alone:
+        log.setLevel(logging.INFO)
+        log.propagate = False
     with os.fdopen(launch.open_log(folder), "a", encoding="utf-8", errors="replace") as file:
         handler = logging.StreamHandler(file)
         handler.setFormatter(_SafeFormatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
-        logging.getLogger().addHandler(handler)
+        logger.addHandler(handler)
         file.write(f"{launch.session_line()}\n")
         try:
             yield
         except OperantError as error:
+            if isinstance(error, CallbackError):
+                traceback.print_exception(error.__cause__, file=file)
             file.write(f"error: {safe(error, _LOG_CELLS, lines=True)}\n")
             raise
         except Exception:
             traceback.print_exc(file=file)
             raise
         finally:
-            logging.getLogger().removeHandler(handler)
+            logger.removeHandler(handler)
+            log.setLevel(level)
+            log.propagate = propagates
 
 
 def main() -> NoReturn:

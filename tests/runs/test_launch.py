@@ -24,8 +24,9 @@ import pytest
 from waiting import DEADLINE_S, records, state, wait_until
 
 from operant import runs
-from operant.cli import follow, progress
-from operant.cli.progress import Progress
+from operant.cli import follow
+from operant.display import progress
+from operant.display.progress import Progress
 from operant.errors import BusyError, MachineError, UsageError
 from operant.runs import control, launch, log
 

@@ -1,12 +1,13 @@
 """Progress line of a run, on a terminal or in a pipe. Standard library only.
 
-`line` and `plain` format; `Screen` writes to the stream.
+`line` and `plain` format; `Screen` writes to the stream; `Rate` estimates the time left.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from typing import NamedTuple, TextIO
 
 from operant import text
@@ -15,6 +16,7 @@ _BAR_CELLS = (8, 40)
 _ASCII = str.maketrans({"━": "#", "─": "-", "✔": "*", "✖": "x", "■": "#", "·": "|", "…": "..."})
 _FALLBACK_COLUMNS = 80
 _LINE_CELLS = 4000
+_WINDOW_NS = 10 * 10**9
 
 
 class ViewerGoneError(Exception):
@@ -32,16 +34,18 @@ class Progress(NamedTuple):
     mean_return: float | None = None
     eta_s: float | None = None
     note: str = ""
+    evaluation: float | None = None
 
 
 def line(progress: Progress, columns: int) -> str:
     """Format a run's progress as one line of at most `columns` cells. The least important parts are dropped first; a
     bar fills the remaining cells.
     """
-    share = _share(progress)
+    share = share_of(progress)
     steps = text.count(progress.step) + (f" / {text.count(progress.steps)}" if progress.steps else "") + " steps"
     percent = "" if share is None else f"{100 * share:5.1f} %"
-    return_ = "" if progress.mean_return is None else f"return {text.number(progress.mean_return)}"
+    scores = {"return": progress.mean_return, "eval": progress.evaluation}
+    return_ = "   ".join(f"{name} {text.number(score)}" for name, score in scores.items() if score is not None)
     eta = "" if progress.eta_s is None else f"ETA {text.duration(progress.eta_s)}"
     sps = "" if progress.sps is None else f"{text.count(progress.sps)} SPS"
     parts = [percent, steps, sps, return_, eta, progress.note]
@@ -60,13 +64,34 @@ def line(progress: Progress, columns: int) -> str:
 
 
 def plain(progress: Progress) -> str:
-    """Format a run's progress for a pipe or a log: all parts, without a bar."""
-    return line(progress, 10_000).lstrip("━─ ") if _share(progress) is not None else line(progress, 10_000)
+    """Format the progress for a pipe or a log: all parts, without a bar."""
+    return line(progress, 10_000).lstrip("━─ ") if share_of(progress) is not None else line(progress, 10_000)
 
 
-def _share(progress: Progress) -> float | None:
-    """Return the fraction of the planned steps that is done, 0 to 1; None without a plan."""
+def share_of(progress: Progress) -> float | None:
+    """Share of the planned steps that is done; None if the plan is unknown."""
     return min(1.0, max(0.0, progress.step / progress.steps)) if progress.steps else None
+
+
+class Rate:
+    """Steps per second over the last ten seconds of records, evaluations and checkpoints included."""
+
+    def __init__(self) -> None:
+        self._track: deque[tuple[int, int]] = deque()  # (boottime_ns, step)
+
+    def add(self, boottime_ns: int, step: int) -> None:
+        """Add a record."""
+        self._track.append((boottime_ns, step))
+        while self._track[-1][0] - self._track[0][0] > _WINDOW_NS:
+            self._track.popleft()
+
+    def left_s(self, steps: int | None, step: int, sps: float | None) -> float | None:
+        """Seconds until `steps`, the planned end; by `sps` before half a second of records. None if unknown."""
+        if not self._track or not steps:
+            return None
+        (first_ns, first), (last_ns, last) = self._track[0], self._track[-1]
+        rate = (last - first) * 1e9 / (last_ns - first_ns) if last_ns - first_ns > 5 * 10**8 else sps or 0.0
+        return max(0.0, (steps - step) / rate) if rate > 0 else None
 
 
 class Screen:
