@@ -2,7 +2,7 @@
 progress in a terminal or a notebook, and prints nothing else.
 
     >>> import operant
-    >>> run = operant.train("cartpole", steps="8k", lanes=16, eval_every=10, name="example")
+    >>> run = operant.train("cartpole", steps="8k", lanes=16, target="none", name="example")
     >>> run                                           # how it ended  # doctest: +ELLIPSIS
     <operant run example: finished, eval ..., 8,192 steps in ...>
     >>> run.state, run.env, run.algo
@@ -110,7 +110,7 @@ class Run:
 
         >>> import operant
         >>> columns = operant.list_runs("example")[0].metrics()
-        >>> float(columns["return"][-1]) > 0
+        >>> float(columns["eval/return"][-1]) > 0
         True
         """
         columns = runs.columns(self._run)
@@ -264,7 +264,7 @@ class Run:
         from operant.runs import launch
 
         restart.check_start(str(start), "start")
-        run, called = self._fresh(), _callbacks(callbacks)
+        run, called = self._fresh(), _callbacks(callbacks, wait)
         overrides = [*words, *words_of.overrides(keywords, own_algorithm=".py:" in (self.config["algo"]["name"]))]
         with launch.claimed(run) as release:
             asked, trusted = restart.ask(
@@ -276,7 +276,7 @@ class Run:
             try:
                 if called:
                     release()
-                    _train_here(run, str(start), called, logs, wait=wait, progress=progress, trusted=trusted)
+                    _train_here(run, str(start), called, logs, progress=progress, trusted=trusted)
                     return self
                 _start(run, "--resume", str(start), *["--trust"] * trusted)
                 release()
@@ -440,7 +440,7 @@ def train(
     from operant.config import keywords as words_of
     from operant.config import request
 
-    called = _callbacks(callbacks)
+    called = _callbacks(callbacks, wait)
     own_algorithm = any(".py:" in str(word) for word in (*words, keywords.get("algo", "")))
     given = [
         *words,
@@ -463,7 +463,7 @@ def train(
     started = Run(run)
     try:
         if called:
-            _train_here(run, None, called, logs, wait=wait, progress=progress)
+            _train_here(run, None, called, logs, progress=progress)
             return started
         _start(run)
         return started.wait(progress=progress) if wait else started
@@ -485,13 +485,10 @@ def _train_here(
     callbacks: Sequence[Callback],
     logs: Sequence[str],
     *,
-    wait: bool,
     progress: bool,
     trusted: bool = False,
 ) -> None:
     """Train a run with callbacks in this process, until its end. `resume` names a checkpoint, None: a new run."""
-    if not wait:
-        raise UsageError("callbacks run in this process, which trains until the end: leave wait=False out")
     from operant.training import embedded
     from operant.training.callbacks import Hook
 
@@ -511,10 +508,13 @@ def _train_here(
         _close(live, Run(run))
 
 
-def _callbacks(given: Callback | Sequence[Callback]) -> list[Callback]:
+def _callbacks(given: Callback | Sequence[Callback], wait: bool) -> list[Callback]:
+    """List of callbacks. Raises UsageError for anything else, and for callbacks of a call that does not `wait`."""
     callbacks = [given] if callable(given) else list(given)
     if wrong := [callback for callback in callbacks if not callable(callback)]:
         raise UsageError(f"callbacks are functions f(run, step, metrics), and {wrong[0]!r} is none")
+    if callbacks and not wait:
+        raise UsageError("callbacks run in this process, which trains until the end: leave wait=False out")
     return callbacks
 
 
@@ -577,7 +577,7 @@ def load(
 
     >>> import operant
     >>> policy = operant.load("example", "last", device="cpu")
-    >>> 0 < policy.step < 10_000
+    >>> 0 < policy.step < 20_000
     True
     """
     from operant.play import load_policy

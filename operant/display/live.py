@@ -53,7 +53,8 @@ class LiveProgress:
         """Draw the end: a terminal keeps the line `outcome`, a notebook the bar with it."""
         if self._notebook:
             self._read(time.monotonic())
-            self._show_html(self._share(), outcome)
+            share = 1.0 if self._follower.state.word == "finished" else self._share()
+            self._show_html(share, outcome)
         elif self._screen is not None:
             with contextlib.suppress(ViewerGoneError):
                 self._screen.end()

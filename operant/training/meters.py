@@ -405,7 +405,7 @@ class Meters:
             "iterations": float(pending.iterations),
             # The first record's time is mostly compilation.
             "sps": steps / pending.training_s if self._last_values and pending.training_s > 0 else math.nan,
-            **self._evaluation(),
+            **self._evaluation_values(),
             **self.logged,
             "memory/allocated_bytes": allocated,
             "memory/reserved_bytes": reserved,
