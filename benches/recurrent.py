@@ -247,7 +247,7 @@ def learned(ppo: PPO) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     learner.begin()
     learner._pack()
     block, rows, device = learner.layout.block, learner._capacity, ppo.policy.device
-    own, order, row = learner.work.acting(), learner.buffers.order.flatten(), torch.arange(rows, device=device)
+    own, order, row = learner.hooks.acting(), learner.buffers.order.flatten(), torch.arange(rows, device=device)
     found, states = (
         {name: torch.zeros(T * N, device=device) for name in ("value", "log_probability", "raw")},
         learner.starts.clone(),
@@ -278,7 +278,7 @@ def learned(ppo: PPO) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
             rows,
             rows,
             SPEC=learner.spec,
-            SAMPLE=learner.work.sample,
+            SAMPLE=learner.hooks.sample,
             **tiling,
         )
         for name in found:

@@ -17,14 +17,14 @@ import torch
 
 from operant.errors import ConfigError
 from operant.kernels import spec as kernel_spec
-from operant.kernels.dense.task import B, C, Task, Work
+from operant.kernels.dense.task import B, C, Hooks, Task
 from operant.kernels.tile_config import TileConfig, from_text
 
 if TYPE_CHECKING:
     from operant.kernels.dense.learner import Learner
     from operant.kernels.dense.select import Seconds
 
-__all__ = ["Learner", "Seconds", "Task", "Work", "build", "config_text", "machine_reason"]
+__all__ = ["Hooks", "Learner", "Seconds", "Task", "build", "config_text", "machine_reason"]
 
 FIRST = "first"
 """Value of `algo.kernel_config` for the first candidate without measurement: reproducible across runs."""

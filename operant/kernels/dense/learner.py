@@ -82,7 +82,7 @@ class Learner(Launcher, Generic[B, C]):
         self._matrices = (
             Matrices(task.optimizer.matrices, device, half=half) if isinstance(task.optimizer, Muon) else None
         )
-        self.work = task.work(self)
+        self.hooks = task.hooks(self)
 
     def spare(self) -> Learner[B, C]:
         """Switch this learner to copies of the optimizer's state and of the gradient, so that a measurement changes
@@ -116,7 +116,7 @@ class Learner(Launcher, Generic[B, C]):
             rollout.final_observation,
             rollout.truncated,
             self._legal_mask,
-            self.work.values(),
+            self.hooks.values(),
             self.buffers.final_value,
         )
 
@@ -172,11 +172,11 @@ class Learner(Launcher, Generic[B, C]):
             self.backward(k)
             self.reduce()
             self.step()
-        self.work.finish(minibatches)
+        self.hooks.finish(minibatches)
 
     def begin(self) -> None:
         """Launch the algorithm's kernels before an update: statistics of the rollout, learning rate."""
-        self.work.begin()
+        self.hooks.begin()
 
     def part_moments(self, advantages: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
         """Return moments of advantages and returns (T, N) by parts of the samples of all ranks, (parts, 5): count, then
@@ -200,8 +200,8 @@ class Learner(Launcher, Generic[B, C]):
             self.launch(sum_shards, grid, partial, self._width, self._sums, SHARDS=shards, SHARD_ROWS=rows, num_warps=4)
             partial, shards, rows = exchange.gather(self._sums), ranks, 1
         # gradient[j] = sum over chunks of partial[chunk, j]: rows of a shard first, then shards, in a binary tree.
-        arguments = (partial, self._width, self._gradient, self._squares, self._values, self.work.update())
-        options = {"SPEC": self.spec, "RECORD": self.work.record, "SHARDS": shards, "SHARD_ROWS": rows, "num_warps": 4}
+        arguments = (partial, self._width, self._gradient, self._squares, self._values, self.hooks.update())
+        options = {"SPEC": self.spec, "RECORD": self.hooks.record, "SHARDS": shards, "SHARD_ROWS": rows, "num_warps": 4}
         if self._link is None:
             self.launch(reduce_partials, grid, *arguments, **options)
         else:
@@ -235,7 +235,7 @@ class Learner(Launcher, Generic[B, C]):
             size,
             buffers.skip,
             buffers.learning_rate,
-            self.work.norm_sum(),
+            self.hooks.norm_sum(),
             coefficients.max_gradient_norm,
             coefficients.adam_epsilon,
             BLOCKS=padded(len(self._squares)),
@@ -286,14 +286,14 @@ class ResidentLearner(Learner[B, C]):
             act,
             (-(-(last - first) // config.act_block_m), self.spec.towers),
             self._inputs(),
-            self.work.acting(),
+            self.hooks.acting(),
             self._values,
             t,
             first,
             last,
             self._lanes,
             SPEC=self.spec,
-            SAMPLE=self.work.sample,
+            SAMPLE=self.hooks.sample,
             BLOCK_M=config.act_block_m,
             num_warps=config.act_warps,
             num_stages=0,
@@ -315,7 +315,7 @@ class ResidentLearner(Learner[B, C]):
             self._steps,
             self._lanes,
             SPEC=self.spec,
-            VALUE=self.work.value_of,
+            VALUE=self.hooks.value_of,
             BLOCK_M=config.act_block_m,
             num_warps=config.act_warps,
             num_stages=0,
@@ -331,13 +331,13 @@ class ResidentLearner(Learner[B, C]):
             (config.chunks, self.spec.towers),
             self._minibatch(k),
             self._inputs(),
-            self.work.samples(),
+            self.hooks.samples(),
             self._values,
             self._partial,
             self._lanes,
             self._width,
             SPEC=self.spec,
-            LOSS=self.work.loss,
+            LOSS=self.hooks.loss,
             BLOCK_M=config.block_m,
             BLOCK=self.layout.block,
             num_warps=config.warps,

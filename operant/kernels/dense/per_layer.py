@@ -289,14 +289,14 @@ class PerLayerLearner(Learner[B, C]):
             self._packed,
             self._values,
             self._legal_mask,
-            self.work.acting(),
+            self.hooks.acting(),
             t,
             first,
             count,
             self._lanes,
             self._capacity,
             SPEC=self.spec,
-            SAMPLE=self.work.sample,
+            SAMPLE=self.hooks.sample,
             **tiling,
         )
 
@@ -306,7 +306,7 @@ class PerLayerLearner(Learner[B, C]):
         """
         rollout = self.buffers.rollout
         for first, count in self._microbatches(self._lanes):
-            self._value(rollout.observation, self.work.values(), self._stride + first, count, truncated_only=False)
+            self._value(rollout.observation, self.hooks.values(), self._stride + first, count, truncated_only=False)
         for first, count in self._microbatches(self._stride if finals else 0):
             self._value(rollout.final_observation, self.buffers.final_value, first, count, truncated_only=True)
 
@@ -338,7 +338,7 @@ class PerLayerLearner(Learner[B, C]):
             self._lanes,
             self._capacity,
             SPEC=self.spec,
-            VALUE=self.work.value_of,
+            VALUE=self.hooks.value_of,
             TRUNCATED_ONLY=truncated_only,
             **tiling,
         )
@@ -386,7 +386,7 @@ class PerLayerLearner(Learner[B, C]):
             (self._capacity // self._head_block_m, spec.towers),
             self._minibatch(k),
             self._inputs(),
-            self.work.samples(),
+            self.hooks.samples(),
             self._values,
             head,
             first_chunk,
@@ -395,7 +395,7 @@ class PerLayerLearner(Learner[B, C]):
             self._capacity,
             self._tiles,
             SPEC=spec,
-            LOSS=self.work.loss,
+            LOSS=self.hooks.loss,
             BLOCK=self.layout.block,
             **self._head_tiling(spec.inputs[last]),
         )
@@ -483,6 +483,6 @@ class PerLayerLearner(Learner[B, C]):
             self._slot // self._norm_block_m,
             self._width,
             SPEC=spec,
-            LOSS=self.work.loss,
+            LOSS=self.hooks.loss,
             num_warps=4,
         )

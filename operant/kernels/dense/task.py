@@ -172,8 +172,8 @@ class Layout(Protocol):
         """Copy with some fields replaced, as a NamedTuple has it."""
 
 
-class Work(Protocol):
-    """Protocol of an algorithm's part of a learner: its Triton functions, the buffers that they read and write, and its
+class Hooks(Protocol):
+    """Protocol of the hooks that an algorithm gives a learner: its Triton functions, the buffers that they read and write, and its
     launches before and after an update.
     """
 
@@ -220,7 +220,7 @@ class Task(Generic[B, C]):
     buffers: B
     coefficients: C
     layout: Layout
-    work: Callable[[Learner[B, C]], Work]
+    hooks: Callable[[Learner[B, C]], Hooks]
     written: tuple[str, ...]  # buffers that kernels write, apart from the rollout's actions
     chunks: int | None = None  # fixed number of chunks of a minibatch on this rank
     exchange: Exchange = SOLO  # with other ranks

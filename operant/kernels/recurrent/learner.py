@@ -346,7 +346,7 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
             act.act,
             (-(-self._lanes // block_m),),
             self._inputs(),
-            self.work.acting(),
+            self.hooks.acting(),
             Finals(observation, self.buffers.final_value),
             self._values,
             self._first,
@@ -356,7 +356,7 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
             self._lanes,
             SPEC=self.spec,
             SHAPE=self.shape,
-            SAMPLE=self.work.sample,
+            SAMPLE=self.hooks.sample,
             FINALS=finals,
             WINDOW=window,
             LAST=last,
@@ -392,7 +392,7 @@ class RecurrentLearner(per_layer.PerLayerLearner[Any, Any]):
         for first, count in self._microbatches(self._lanes):
             self._estimate_values(
                 self.buffers.rollout.observation,
-                self.work.values(),
+                self.hooks.values(),
                 self._steps,
                 self._steps,
                 first,

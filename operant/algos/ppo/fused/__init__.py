@@ -109,10 +109,10 @@ def task(backend: TorchBackend) -> dense.Task[Buffers, PPOConfig]:
     """Describe a backend's policy and buffers for the kernels of `operant.kernels.dense`."""
     cycle, chunks, exchange = backend.cycle, backend.config.chunks, backend.exchange
 
-    def work(learner: Learner[Buffers, PPOConfig]) -> dense.Work:
-        from operant.algos.ppo.fused.kernels import PPOWork
+    def hooks(learner: Learner[Buffers, PPOConfig]) -> dense.Hooks:
+        from operant.algos.ppo.fused.kernels import PPOHooks
 
-        return PPOWork(learner, cycle.anneal_iterations)
+        return PPOHooks(learner, cycle.anneal_iterations)
 
     return dense.Task(
         name="ppo",
@@ -121,7 +121,7 @@ def task(backend: TorchBackend) -> dense.Task[Buffers, PPOConfig]:
         buffers=backend.buffers(),
         coefficients=backend.config,
         layout=cycle.minibatches.layout,
-        work=work,
+        hooks=hooks,
         written=WRITTEN,
         chunks=chunks and chunks // exchange.ranks,
         exchange=exchange,

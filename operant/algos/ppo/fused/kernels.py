@@ -1,5 +1,5 @@
 """PPO's own part of its fused kernels: the loss with a hand-written gradient, the kernels around an update, and the
-buffers that all launches of an iteration read and write (`PPOWork`).
+buffers that all launches of an iteration read and write (`PPOHooks`).
 
 The formulas are those of `operant.algos.ppo.ppo.ppo_loss`; read them side by side. The device functions take the
 outputs of a network, whatever the network: `operant.kernels.backward` calls `PPO_LOSS` between its forward and its
@@ -421,9 +421,9 @@ def record(terms, column, params_ptr, update, SPEC: tl.constexpr):
 # LAUNCHES
 
 
-class PPOWork:
-    """PPO's part of a dense learner: the Triton functions that the learner's kernels call, the buffers that they read
-    and write, and PPO's launches before and after an update. An `operant.kernels.dense.Work`.
+class PPOHooks:
+    """PPO's hooks of a dense learner: the Triton functions that the learner's kernels call, the buffers that they read
+    and write, and PPO's launches before and after an update. An `operant.kernels.dense.Hooks`.
     """
 
     sample = sample_and_store  # of `act`: sample actions from the outputs

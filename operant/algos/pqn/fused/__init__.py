@@ -84,10 +84,10 @@ def task(backend: TorchBackend) -> dense.Task[Buffers, PQNConfig]:
     """Describe a backend's policy and buffers for the kernels of `operant.kernels.dense`."""
     cycle = backend.cycle
 
-    def work(learner: Learner[Buffers, PQNConfig]) -> dense.Work:
-        from operant.algos.pqn.fused.kernels import PQNWork
+    def hooks(learner: Learner[Buffers, PQNConfig]) -> dense.Hooks:
+        from operant.algos.pqn.fused.kernels import PQNHooks
 
-        return PQNWork(learner, cycle.anneal_iterations)
+        return PQNHooks(learner, cycle.anneal_iterations)
 
     return dense.Task(
         name="pqn",
@@ -96,7 +96,7 @@ def task(backend: TorchBackend) -> dense.Task[Buffers, PQNConfig]:
         buffers=backend.buffers(),
         coefficients=backend.config,
         layout=cycle.minibatches.layout,
-        work=work,
+        hooks=hooks,
         written=WRITTEN,
         boards=True,
     )

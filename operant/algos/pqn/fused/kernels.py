@@ -1,5 +1,5 @@
 """PQN's own part of its fused kernels: the loss with a hand-written gradient, the kernels around an update, and the
-buffers that all launches of an iteration read and write (`PQNWork`).
+buffers that all launches of an iteration read and write (`PQNHooks`).
 
 The formula is that of `operant.algos.pqn.pqn.q_loss`. The device functions take the outputs of a network, whatever the
 network: `operant.kernels.backward` calls `Q_LOSS` between its forward and its backward pass.
@@ -144,9 +144,9 @@ def record(terms, column, params_ptr, update, SPEC: tl.constexpr):
 # LAUNCHES
 
 
-class PQNWork:
-    """PQN's part of a dense learner: the Triton functions that the learner's kernels call, the buffers that they read
-    and write, and PQN's launches before and after an update. An `operant.kernels.dense.Work`.
+class PQNHooks:
+    """PQN's hooks of a dense learner: the Triton functions that the learner's kernels call, the buffers that they read
+    and write, and PQN's launches before and after an update. An `operant.kernels.dense.Hooks`.
     """
 
     loss = Q_LOSS  # of `backward`
