@@ -173,7 +173,7 @@ class Layout(Protocol):
 
 
 class Hooks(Protocol):
-    """Protocol of the hooks that an algorithm gives a learner: its Triton functions, the buffers that they read and write, and its
+    """Hooks that an algorithm gives a learner: its Triton functions, the buffers that they read and write, and its
     launches before and after an update.
     """
 
