@@ -342,6 +342,7 @@ def test_a_run_killed_halfway_and_resumed_ends_in_the_same_bytes(trained, here, 
         assert reader.status().main_count == 120, "iterations of both sessions"
 
 
+@pytest.mark.slow
 def test_checkpoints_by_time_change_no_trained_bit(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "SAVE_SHARE", 1e9)
     words = (*HALFWAY, f"run.steps={8 * ITERATION}", "checkpoint.every=1000", "checkpoint.keep=100", "eval.every=0")

@@ -232,7 +232,8 @@ def check_text(ptx: str, capability: tuple[int, int]) -> None:
     assert undefined_calls(ptx) == []
 
 
-PLAIN = ("cartpole", "masked")  # with every run of the tests, as they take two seconds each
+PLAIN = ("masked",)  # with every run of the tests, as each takes two seconds
+PLAIN_BODIES = (world_noise.noise_body, returns.advantage_body, transitions.draw_body)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +298,11 @@ def test_environments_observed_by_pictures_compile_without_float64(name):
         check_ptx(body, scene, slot)
 
 
-@pytest.mark.parametrize("body", GROUPS, ids=lambda body: body.py_func.__name__)
+@pytest.mark.parametrize(
+    "body",
+    [body if body in PLAIN_BODIES else pytest.param(body, marks=pytest.mark.slow) for body in GROUPS],
+    ids=lambda body: body.py_func.__name__,
+)
 def test_bodies_compile_without_float64(body):
     check_ptx(body, *GROUPS[body]())
 

@@ -259,7 +259,13 @@ def test_same_seed_same_bits(name):
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ("cartpole", "snake") else pytest.param(name, marks=pytest.mark.soak) for name in NAMES]
+    "name",
+    [
+        name
+        if name == "cartpole"
+        else pytest.param(name, marks=pytest.mark.slow if name == "snake" else pytest.mark.soak)
+        for name in NAMES
+    ],
 )
 def test_threads_do_not_change_bits(name, monkeypatch):
     """The multithreaded loop is the same for all environments: two represent the others, without and with int state."""

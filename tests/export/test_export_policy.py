@@ -59,16 +59,6 @@ def chosen(actor, given):
     return actor.act(observation, actor.initial_state(len(given[0])), None, *legal)[0].t().numpy()
 
 
-def test_an_onnx_file_holds_its_origin_and_is_readable_like_any_new_file(tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    _, made = exported(tmp_path, "cartpole", "onnx", "net.hidden=[8]")
-    metadata = onnxruntime.InferenceSession(str(made.path)).get_modelmeta().custom_metadata_map
-    assert (metadata["run"], metadata["step"]) == ("small", "7")
-    (tmp_path / "new").touch()
-    assert made.path.stat().st_mode == (tmp_path / "new").stat().st_mode
-
-
 KINDS = [
     ("ppo/cartpole", "numpy", ()),
     pytest.param(
@@ -100,7 +90,7 @@ def test_a_file_gives_the_policys_actions_for_any_batch_size(tmp_path, recipe, t
     assert len(np.unique(expected)) > 1, "the test needs a policy with different actions"
 
 
-def test_onnx_gives_the_policys_actions(tmp_path):
+def test_onnx_gives_the_policys_actions_holds_its_origin_and_is_readable_like_any_new_file(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     actor, made = exported(tmp_path, "sac/pendulum", "onnx")
@@ -112,6 +102,10 @@ def test_onnx_gives_the_policys_actions(tmp_path):
         given = inputs(actor, batch)
         (found,) = session.run(None, {"observation": given[0]})
         assert np.abs(found - chosen(actor, given)).max() <= 1e-5
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert (metadata["run"], metadata["step"]) == ("small", "7")
+    (tmp_path / "new").touch()
+    assert made.path.stat().st_mode == (tmp_path / "new").stat().st_mode
 
 
 def test_the_recurrent_state_is_carried_from_step_to_step(tmp_path):
@@ -182,7 +176,7 @@ def test_a_convolutional_network_is_exported_to_pt2_for_any_batch_size(tmp_path)
     assert (action == chosen(actor, given)).all()
 
 
-@pytest.mark.parametrize("target", ["numpy", "safetensors"])
+@pytest.mark.parametrize("target", ["numpy", pytest.param("safetensors", marks=pytest.mark.slow)])
 def test_the_numpy_export_of_a_convolutional_network_is_refused_with_what_to_do(tmp_path, target):
     words = ("net.kind=cnn", "net.cnn=board", "net.channels=[4, 4]", "net.hidden=[8]")
     sentence = (

@@ -218,6 +218,7 @@ def test_play_in_a_terminal(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_a_game_is_suspended_and_goes_on_paused(tmp_path):
     with operant(tmp_path, "play", "cartpole", "--fps", "2", columns=60, rows=20) as terminal:
         see(terminal, "to start")
@@ -236,6 +237,7 @@ def test_a_game_is_suspended_and_goes_on_paused(tmp_path):
         assert b"\x1b[?1049l" in terminal.output and b"Traceback" not in terminal.output
 
 
+@pytest.mark.slow
 def test_a_terminal_that_goes_away_ends_the_program(tmp_path):
     with operant(tmp_path, "play", "cartpole", columns=60, rows=20) as terminal:
         see(terminal, "to start")

@@ -133,7 +133,14 @@ def test_a_good_file_passes_everything(tmp_path):
 
 
 SLOW = {"its own random numbers", "more observations declared", "not a number, and a reset that forgets"}
-SLOW |= {"no way out, and chance", "what is neither 0 nor 1, and float64", "a mask too long", "a mask too short"}
+SLOW |= {
+    "a bare literal, bounds too narrow, a colour beyond one",
+    "a mask",
+    "no way out, and chance",
+    "what is neither 0 nor 1, and float64",
+    "a mask too long",
+    "a mask too short",
+}
 
 
 def few(names):

@@ -124,7 +124,10 @@ DEVICES = [
 
 
 @pytest.mark.parametrize("where", DEVICES, ids=str)
-@pytest.mark.parametrize("name", WATCHED)
+@pytest.mark.parametrize(
+    "name",
+    ["discrete", "pictures, masked", *(pytest.param(k, marks=pytest.mark.slow) for k in ("box", "multidiscrete"))],
+)
 def test_watching_changes_no_trained_bit(name, where):
     env, draw = WATCHED[name], random.Random(name)
     largest = 96 if name == "discrete" else 45  # beyond that a picture is drawn by all threads: another compilation
