@@ -4,10 +4,12 @@ tests of commands.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,6 +54,26 @@ def operant_process(place: Path, *words: object, **options) -> subprocess.Comple
     )
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
     return done
+
+
+def heavy_imports(place: Path, commands: Iterable[Sequence[str]], modules: set[str]) -> str:
+    """Run `operant WORDS` for each of `commands` in one fresh process. Returns a sentence about the first that imports
+    one of `modules`, or "".
+    """
+    program = (
+        "import json, sys; from operant import cli\n"
+        "commands, modules = json.loads(sys.argv[1])\n"
+        "for words in commands:\n"
+        "    sys.argv = ['operant', *words]\n"
+        "    try: cli.main()\n"
+        "    except SystemExit: pass\n"
+        "    if found := set(modules) & set(sys.modules): sys.exit(f'operant {words} imports {found}')\n"
+    )
+    asked = json.dumps([[*commands], sorted(modules)])
+    command, where = [sys.executable, "-c", program, asked], environment(place)
+    done = subprocess.run(command, cwd=place, env=where, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stderr.splitlines()[-1] if done.returncode else ""
 
 
 def the_run(place: Path) -> runs.Run:

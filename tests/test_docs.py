@@ -4,6 +4,7 @@ start page runs.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -43,6 +44,11 @@ def commands(page):
     ]
 
 
+@functools.cache
+def every_command():
+    return get_command(program.app)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_parses(page):
     for words in commands(page):
@@ -57,7 +63,7 @@ def test_every_command_parses(page):
                 "--runs",
             }
             continue
-        command = get_command(program.app)
+        command = every_command()
         while getattr(command, "commands", None):
             assert words and words[0] in command.commands, words
             command, words = command.commands[words[0]], words[1:]

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import heavy_imports
 from waiting import DEADLINE_S, records, state, wait_until
 
 from operant import runs
@@ -572,22 +573,13 @@ def test_the_monitor_of_the_list_of_commands_hands_over_what_it_was_given(monkey
     assert given == [handed] and ended.value.code == 7
 
 
-@pytest.mark.parametrize("name", ["wait", "stop", "pause", "unpause", "checkpoint", "logs", "show"])
-def test_commands_that_steer_import_nothing_heavy(fresh, name):
+def test_commands_that_steer_import_nothing_heavy(fresh, tmp_path):
     run = fresh("x")
     runs.update_document(run.path, created_realtime_ns=1)
-    program = (
-        "import sys; from operant import cli\n"
-        "try: cli.main()\n"
-        "except SystemExit: pass\n"
-        "heavy = {'torch', 'numba', 'numpy', 'pydantic', 'rich', 'textual', 'safetensors'} & set(sys.modules)\n"
-        "sys.exit(f'imports {heavy}' if heavy else 0)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, name, "x"], env=variables(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    commands = [(name, "x") for name in ("wait", "stop", "pause", "unpause", "checkpoint", "logs", "show")]
+    heavy = {"torch", "numba", "numpy", "pydantic", "rich", "textual", "safetensors"}
+    assert heavy_imports(tmp_path, commands, heavy) == ""
+    assert "imports" in heavy_imports(tmp_path, [("config", "show", "cartpole")], heavy), "what imports is noticed"
 
 
 def test_json_of_a_paused_run_says_who(started, here):
