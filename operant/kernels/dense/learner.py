@@ -158,7 +158,7 @@ class Learner(Launcher, Generic[B, C]):
     # UPDATE
 
     def backward(self, k: int) -> None:
-        """Compute the partial sums (chunks, P + 32) of minibatch k, counted over all epochs: gradient, then loss terms.
+        """Write the partial sums (chunks, P + 32) of minibatch k, counted over all epochs: gradient, then loss terms.
         Each is the sum over its chunk's samples, divided by the minibatch's samples.
         """
         raise NotImplementedError
@@ -169,9 +169,9 @@ class Learner(Launcher, Generic[B, C]):
         """
         self.begin()
         for k in range(minibatches):
-            self.backward(k)
-            self.reduce()
-            self.step()
+            self.backward(k)  # forward pass, loss, backward pass: partial sums (chunks, P + 32)
+            self.reduce()  # their sum: gradient (P), its squares; the loss terms are added up
+            self.step()  # clipping, Adam
         self.hooks.finish(minibatches)
 
     def begin(self) -> None:
