@@ -11,6 +11,7 @@ WRAP_JOINT = 1  # mjtWrap
 EULER, RK4, IMPLICIT, IMPLICITFAST = range(4)  # mjtIntegrator
 PGS, CG, NEWTON = range(3)  # mjtSolver
 PYRAMIDAL, ELLIPTIC = range(2)  # mjtCone
+MAXVAL = 1e10  # mjMAXVAL: greatest number of a state
 MINVAL = 1e-15  # mjMINVAL: least denominator
 MINMU = 1e-5  # mjMINMU: least friction coefficient
 MINIMP, MAXIMP = 0.0001, 0.9999  # least and greatest impedance
@@ -18,5 +19,5 @@ MINIMP, MAXIMP = 0.0001, 0.9999  # least and greatest impedance
 # mjtDisableBit
 (
     NO_CONSTRAINT, NO_EQUALITY, NO_FRICTIONLOSS, NO_LIMIT, NO_CONTACT, NO_SPRING, NO_DAMPER, NO_GRAVITY, NO_CLAMPCTRL,
-    NO_WARMSTART, NO_FILTERPARENT, NO_ACTUATION, NO_REFSAFE, NO_SENSOR, NO_MIDPHASE, NO_EULERDAMP,
-) = (1 << k for k in range(16))  # fmt: skip
+    NO_WARMSTART, NO_FILTERPARENT, NO_ACTUATION, NO_REFSAFE, NO_SENSOR, NO_MIDPHASE, NO_EULERDAMP, NO_AUTORESET,
+) = (1 << k for k in range(17))  # fmt: skip

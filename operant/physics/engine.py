@@ -59,7 +59,9 @@ class Engine:
 
     @property
     def fields(self) -> int:
-        """Rows of the state: qpos, qvel, the acceleration to start the solver from, activations, lost contacts."""
+        """Rows of the state: qpos, qvel, the acceleration to start the solver from, activations, lost contacts, and
+        automatic resets.
+        """
         return self.layout.fields
 
     QPOS = property(lambda self: self.layout.state["qpos"])
@@ -67,6 +69,7 @@ class Engine:
     WARM = property(lambda self: self.layout.state["warm"])
     ACT = property(lambda self: self.layout.state["act"])
     LOST = property(lambda self: self.layout.state["lost"])
+    RESETS = property(lambda self: self.layout.state["resets"])
 
     @property
     def work_size(self) -> int:
@@ -166,12 +169,13 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...]) -> Engine:
 
     advance = _integrator(m, lay, make, scratch, dynamics, wrenches, real)
     loads = [(lay.at[name], lay.state[name], count) for name, count in
-             (("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1))]  # fmt: skip
+             (("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1), ("resets", 1))]  # fmt: skip
     # The state's fields lie in the scratch in their order.
     assert all(to - loads[0][0] == place for to, place, _ in loads)
     first, fields, size = loads[0][0], lay.fields, lay.size
     initial = np.zeros(fields, real)
     initial[: m.nq] = m.qpos0
+    lost = lay.state["lost"]
     # After a step by Runge-Kutta, qacc is the mean acceleration over the step.
     X, nv = lay.at["qacc"], m.nv
     MEAN = lay.at["dqvel"] if m.opt_integrator == c.RK4 else X
@@ -207,7 +211,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...]) -> Engine:
         for k in range(fields):
             w[first + k] = s[k]
         wrenches(w, dynamics(w, ctrl))
-        s[fields - 1] = w[first + fields - 1]
+        s[lost] = w[first + lost]
         if kept >= 0:
             for k in range(nv):
                 w[kept + k] = w[X + k]
@@ -386,14 +390,27 @@ class _Scratch:
 
 
 def _integrator(m: Model, lay: Layout, make: Any, scratch: _Scratch, dynamics: Any, wrenches: Any, real: Any) -> Any:
-    """Device function (w, ctrl): one time step of the scratch's state."""
+    """Device function (w, ctrl): one time step of the scratch's state.
+
+    A state or an acceleration that is not finite, or beyond 1e10, starts again from the initial pose and is counted
+    (`mj_checkPos`, `mj_checkVel`, `mj_checkAcc`).
+    """
+    bad, restore = _guard(m, lay, real)
     if m.opt_integrator == c.EULER:
         euler = _as_call(make("euler", scratch.euler))
         activations = make("activations", scratch.euler_activations) if m.na else _no_program
 
         @device_call
         def advance(w, ctrl):
-            wrenches(w, dynamics(w, ctrl))
+            contacts, again = 0, 1
+            while again >= 0:  # one call of the dynamics in the code
+                contacts = dynamics(w, ctrl)
+                if again > 0 and bad(w):
+                    restore(w)
+                    again = 0
+                else:
+                    again = -1
+            wrenches(w, contacts)
             euler(w)
             activations(w)
 
@@ -411,16 +428,50 @@ def _integrator(m: Model, lay: Layout, make: Any, scratch: _Scratch, dynamics: A
     @device_call
     def advance_rk4(w, ctrl):
         numbers = local_array(2, real)
-        begin(w)
-        contacts = 0
-        for k in range(4):
+        contacts, k, again = 0, 0, True
+        while k < 4:
+            if k == 0:
+                begin(w)
             contacts = dynamics(w, ctrl)
+            if k == 0 and again and bad(w):
+                restore(w)
+                again = False
+                continue
             numbers[0], numbers[1] = table[k, 0], table[k, 1]
             stage(w, numbers)
+            k += 1
         wrenches(w, contacts)
         end(w)
 
     return advance_rk4
+
+
+def _guard(m: Model, lay: Layout, real: Any) -> tuple[Any, Any]:
+    """Device functions of the scratch: whether its state or acceleration is bad; put it back to the initial state."""
+    QPOS, QVEL, X, RESETS = (lay.at[name] for name in ("qpos", "qvel", "qacc", "resets"))
+    nq, nv, most = m.nq, m.nv, real(c.MAXVAL)
+    checked = not m.opt_disableflags & c.NO_AUTORESET
+    initial, fields = m.qpos0.astype(real), lay.state["lost"]
+
+    @device
+    def bad(w):
+        # A comparison with a number that is not one is false.
+        fine = True
+        if checked:
+            for k in range(nq + nv):
+                fine = fine and abs(w[QPOS + k]) < most
+            for k in range(nv):
+                fine = fine and abs(w[X + k]) < most
+        return not fine
+
+    @device
+    def restore(w):
+        for k in range(fields):
+            w[QPOS + k] = initial[k] if k < nq else real(0.0)
+        w[RESETS] += real(1.0)
+
+    assert QPOS + nq == QVEL
+    return bad, restore
 
 
 @device

@@ -59,7 +59,7 @@ def plan(m: Model, pairs: Sequence[Pair], most: Sequence[int], hessian: Pattern,
     step.
     """
     state = Block()
-    for name, count in (("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1)):
+    for name, count in (("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1), ("resets", 1)):
         state.take(name, count)
 
     room = min(sum(most), ROOM)
@@ -69,7 +69,7 @@ def plan(m: Model, pairs: Sequence[Pair], most: Sequence[int], hessian: Pattern,
     losses = int((m.dof_frictionloss > 0).sum())
 
     w = Block()
-    for name, count in (("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1)):
+    for name, count in (("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1), ("resets", 1)):
         w.take(name, count)
     for name in ("qacc", "qfrc_smooth", "qacc_smooth", "qfrc_constraint"):
         w.take(name, m.nv)

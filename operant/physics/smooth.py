@@ -442,6 +442,11 @@ def actuation(m: Model, state: State, q: Vector, v: Vector, ctrl: Vector, act: V
         return
     if not m.opt_disableflags & c.NO_CLAMPCTRL:
         ctrl = [clipped(x, m.actuator_ctrlrange[k]) if m.actuator_ctrllimited[k] else x for k, x in enumerate(ctrl)]
+    # All controls are 0 where one is bad.
+    fine: Number = 1.0
+    for x in ctrl:
+        fine = select(less(abs(x), c.MAXVAL), fine, 0.0)
+    ctrl = [select(less(0.5, fine), x, 0.0) for x in ctrl]
     for k in range(m.nactuator):
         gear, target = float(m.actuator_gear[k, 0]), int(m.actuator_trnid[k, 0])
         if m.actuator_trntype[k] == c.IN_TENDON:

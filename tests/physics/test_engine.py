@@ -56,6 +56,7 @@ def test_a_step_of_half_cheetah_is_mujocos_to_rounding():
     assert errors.rows > 20 and errors.lost == 0
 
 
+@pytest.mark.slow
 def test_joints_tendons_actuators_and_fluids_are_mujocos_to_rounding():
     errors = parity.step_errors(BALLS, float64, 300)
     assert errors.values.max() < 1e-10
@@ -90,6 +91,19 @@ def test_float32_errs_by_rounding(name):
     errors = parity.step_errors(parity.source(name), float32, 2000)
     assert np.median(errors.values, axis=0).max() < 3e-6
     assert np.median(errors.values, axis=0)[:2].max() < 1e-6
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e12])
+def test_a_bad_state_starts_again_and_is_counted(bad):
+    engine = build(Model.from_mjcf(parity.source("inverted_pendulum")), float64)
+    run, s, again = parity.stepper(engine), np.zeros(engine.fields), np.zeros(engine.fields)
+    s[engine.QPOS + 1] = bad
+    run(s, np.array([0.5]), 3)
+    run(again, np.array([0.5]), 3)
+    assert s[engine.RESETS] == 1.0
+    assert (s[: engine.RESETS] == again[: engine.RESETS]).all()
+    run(s, np.array([bad if bad != 1e12 else math.nan]), 1)  # a bad control is 0; one that is only too large is clamped
+    assert np.isfinite(s).all() and s[engine.RESETS] == 1.0
 
 
 @pytest.mark.slow
