@@ -283,7 +283,7 @@ def learned(ppo: PPO) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         )
         for name in found:
             found[name][(t * N + lane).long()] = scratch[name].float()
-        learner._remember(where._replace(state=states), rows // learner.shape.length, acting=False, write=True)
+        learner._forward_memory(where._replace(state=states), rows // learner.shape.length, acting=False, write=True)
     return {name: numbers.view(T, N) for name, numbers in found.items()}, states
 
 
