@@ -77,6 +77,10 @@ def work(architecture: int, precision: str) -> None:
         if name.startswith(("operant.kernels", "operant.algos")) and callable(getattr(loaded, "describe", None)):
             loaded.describe = forced(loaded.describe)  # type: ignore[attr-defined]
 
+    # Torch has no CPU kernel for the wide engines' products of bfloat16 to float32. No result is needed.
+    passes = importlib.import_module("operant.kernels.actor_critic.wide.passes")
+    passes.WidePasses._product = staticmethod(lambda *tensors: None)
+
     launches: list[list[str]] = []
     run = triton.runtime.jit.JITFunction.run
 
