@@ -5,8 +5,8 @@
 - `observations`, `network`, `act`, `backward`: a dense network that one program holds (resident engine).
 - `packing`, `layers`: a dense network in one launch per layer (per-layer engine).
 - `convolution`: a Q-network with one convolution.
-- `single_tile`, `q_values`, `statistics`, `muon`, `exchange`: small batches, Q-learning, statistics, Muon, several
-GPUs.
+- `single_tile`, `q_values`, `statistics`: small batches, Q-learning, statistics of an update.
+- `muon`, `exchange`: Muon's optimizer step, sums of several GPUs.
 - `dense`, `recurrent`, `actor_critic`: the engines, which launch these kernels over an algorithm's buffers.
 """
 
