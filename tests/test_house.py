@@ -108,7 +108,7 @@ RANKS: dict[str, set[str]] = {
     "nn": ROOT | {"compute", "envs"},
     "data": ROOT | {"compute", "envs", "nn", "worlds"},
     "kernels": ROOT | {"compute", "nn"},
-    "algos": ROOT | LEARNING | {"runs.metrics"},  # algos/__init__ and algos/base
+    "algos": ROOT | LEARNING | {"runs.metrics"},  # algos/__init__, algos/base and algos/simple
     "algos.*": ROOT | LEARNING | {"algos", "runs.metrics"},
     "config": ROOT | {"host", "runs", "compute", "envs", "nn", "algos"},
     "training": ROOT | TRAINING,
@@ -132,7 +132,7 @@ def package(name: str) -> str:
     parts = name.split(".")
     if parts[0] == "monitor":
         return "monitor"
-    if parts[1] == "algos" and len(parts) > 2 and parts[2] != "base":
+    if parts[1] == "algos" and len(parts) > 2 and parts[2] not in ("base", "simple"):
         return "algos.*"
     return parts[1]
 

@@ -1,4 +1,8 @@
-"""Algorithms by file name: `operant/algos/<name>.py` exports `ALGO`, an `operant.algos.base.Algorithm`."""
+"""Algorithms by file name: `operant/algos/<name>.py` exports `ALGO`, an `operant.algos.base.Algorithm`.
+
+The names in `__all__` are those that a user's own algorithm imports, `from operant.algos import OnPolicy, metric`; they
+are imported on first use, with torch.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,41 @@ import hashlib
 import importlib
 import pkgutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from operant.compute import user_file
 from operant.errors import NotFoundError, OperantError
 
+if TYPE_CHECKING:
+    from pydantic import Field
+
+    from operant.algos.base import Threshold, metric
+    from operant.algos.simple import OffPolicy, OnPolicy
+    from operant.settings import Count, Real
+
+__all__ = ["Count", "Field", "OffPolicy", "OnPolicy", "Real", "Threshold", "load", "metric", "names"]
+
+_PARTS = ("base", "simple")  # modules that are no algorithm
+_OFFERED = {
+    "Count": "operant.settings",
+    "Field": "pydantic",
+    "OffPolicy": "operant.algos.simple",
+    "OnPolicy": "operant.algos.simple",
+    "Real": "operant.settings",
+    "Threshold": "operant.algos.base",
+    "metric": "operant.algos.base",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OFFERED:
+        return getattr(importlib.import_module(_OFFERED[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 def names() -> list[str]:
     """Return the names of the algorithms in this package, sorted."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _PARTS)
 
 
 def load(name: str) -> Any:
