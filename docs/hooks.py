@@ -39,7 +39,7 @@ PYTHON = (
     ("operant.library", "Runs and policies for programs and notebooks: the interface of `import operant`."),
     ("operant.gym", 'Environments for Gymnasium and Stable-Baselines3. Needs `pip install "operant[gym]"`.'),
     ("operant.envs", "Imports for an environment's file."),
-    ("operant.algos.simple", "Base classes of an algorithm in one file: `from operant.algos import OnPolicy, OffPolicy`."),
+    ("operant.algos.simple", "Base classes of an algorithm in one file, as `operant.algos.OnPolicy` and `OffPolicy`."),
     ("operant.algos.base", "Interface of an algorithm."),
     ("operant.runs", "Runs on disk, without torch."),
     ("operant.runs.metrics", "The metrics file: writer, reader, and declarations of metrics."),
