@@ -1,0 +1,187 @@
+"""Train recipes of Gymnasium's MuJoCo tasks, and play their policies in Gymnasium's own environments. JSON lines.
+
+    python benches/mujoco_returns.py models FOLDER
+    OPERANT_MODELS=FOLDER python benches/mujoco_returns.py train RECIPE ... --out RUNS [--seeds 1,2,3,4,5]
+        [--seconds 30] [--override KEY=VALUE ...]
+    python benches/mujoco_returns.py play RUNS [--episodes 1000] [--lanes 50]
+
+`models` compiles every task's model where `mujoco` is installed, `train` needs only its files, and `play` needs
+Gymnasium and `mujoco`, but no GPU. With `--seconds` the number of steps is what the algorithm's phases take in this
+time, measured by a short run before; otherwise it is the recipe's. `training_s` is the time of these phases without the
+first iteration, by the device's clock; `fresh` the mean return of greedy episodes in our own environment. `play` loads
+the last checkpoint of every run in a folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import math
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from recipes import FRESH_SEED, evaluations, trained_s
+
+from operant import envs, runs
+from operant.config import request
+from operant.envs.physics import PhysicsEnv
+from operant.training import worker
+from operant.training.evaluate import Evaluator
+from operant.training.requests import Requests
+
+CALIBRATION_SHARE = 0.02  # of the recipe's steps
+
+
+def models(folder: Path) -> None:
+    """Compile the model of each shipped task that is covered into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in envs.names():
+        env = envs.find(name)
+        if isinstance(env, PhysicsEnv) and env.source is not None:
+            content = env.ready().model.save()
+            (folder / env.source.name).write_bytes(content)
+            print(json.dumps({"model": name, "bytes": len(content)}), flush=True)
+
+
+def train(recipe: str, seed: int, overrides: list[str], root: Path) -> tuple[Any, runs.Run, float]:
+    """Train one recipe with one seed. Returns the trainer, the run, and the seconds of the whole call."""
+    asked = request.make(
+        [*overrides, "checkpoint.keep=1"], config=recipe, environment_file=None, settings={"run.seed": seed}
+    )
+    run, requests, began_s = runs.create(root, None, asked.prefix, asked.document()), Requests(), time.perf_counter()
+    with requests:
+        lock = runs.acquire(run.path)
+        try:
+            trainer, team = worker.prepare(run.path, resume=None, requests=requests)
+            trainer.run(lock)
+            team.end()
+        finally:
+            requests.restore()
+            lock.release()
+    return trainer, run, time.perf_counter() - began_s
+
+
+def steps_in(recipe: str, seconds: float, overrides: list[str]) -> int:
+    """Number of steps that the algorithm takes in a time, by a run of a small share of the recipe's steps."""
+    steps = request.make(overrides, config=recipe, environment_file=None, settings={}).load().run.steps
+    short = [*overrides, f"run.steps={max(1, int(CALIBRATION_SHARE * steps))}", "eval.every=0", "run.target=none"]
+    with tempfile.TemporaryDirectory() as folder:
+        trainer, run, _ = train(recipe, 1, short, Path(folder))
+        return int(seconds * trainer.step / max(trained_s(run.path), 1e-3))
+
+
+def trained(recipe: str, seed: int, overrides: list[str], episodes: int, root: Path) -> dict[str, Any]:
+    """Train one recipe with one seed and play greedy episodes in our own environment with its last policy."""
+    trainer, run, wall_s = train(recipe, seed, overrides, root)
+    config = trainer.config
+    fresh = Evaluator(
+        trainer.algo.actor, config.environment, config.params, episodes=episodes, seed=FRESH_SEED + seed
+    ).run(0)
+    said = evaluations(run.path) if config.eval.every else []
+    for useless in ("metrics.mm", "run.lock"):  # what comes back from another machine should be small
+        (run.path / useless).unlink(missing_ok=True)
+    return {
+        "run": run.path.name,
+        "steps": trainer.step,
+        "training_s": round(trained_s(run.path), 3),
+        "wall_s": round(wall_s, 2),
+        "target": config.run.target,
+        "fresh": round(fresh.mean, 2),
+        "fresh_ci95": round(fresh.ci95 or 0.0, 2),
+        "length": round(fresh.length, 1),
+        "tally": {name: round(value, 4) for name, value in fresh.tally.items()},
+        "curve": [[line["step"], round(line["mean"], 1)] for line in said],
+    }
+
+
+def play(path: Path, episodes: int, lanes: int) -> dict[str, Any]:
+    """Play greedy episodes in Gymnasium's own environment with the last policy of a run."""
+    import gymnasium
+
+    import operant
+
+    policy = operant.load(path, "last", device="cpu")
+    vector = gymnasium.make_vec(policy.env.gymnasium, num_envs=lanes, vectorization_mode="sync")
+    low, high = vector.single_action_space.low, vector.single_action_space.high
+    returns: list[float] = []
+    running, begun, ended = np.zeros(lanes), np.zeros(lanes, int), np.zeros(lanes, bool)
+    observation, _ = vector.reset(seed=1)
+    share = math.ceil(episodes / lanes)  # the first episodes of each lane: short ones do not crowd out long ones
+    while begun.min() < share:
+        action = np.clip(policy(observation.astype(np.float32)), low, high)
+        observation, reward, terminated, truncated, _ = vector.step(action)
+        running += np.where(ended, 0.0, reward)  # the step after an end is a reset
+        ended = terminated | truncated
+        returns += [float(running[k]) for k in np.flatnonzero(ended) if begun[k] < share]
+        begun, running = begun + ended, np.where(ended, 0.0, running)
+    vector.close()
+    mean, deviation = float(np.mean(returns)), float(np.std(returns))
+    return {
+        "run": path.name,
+        "environment": policy.env.gymnasium,
+        "step": policy.step,
+        "episodes": len(returns),
+        "mean": round(mean, 2),
+        "ci95": round(1.96 * deviation / math.sqrt(len(returns)), 2),
+        "least": round(min(returns), 1),
+        "most": round(max(returns), 1),
+    }
+
+
+def main() -> None:
+    """Run the named part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="part", required=True)
+    parts.add_parser("models").add_argument("folder", type=Path)
+    training = parts.add_parser("train")
+    training.add_argument("recipes", nargs="+")
+    training.add_argument("--out", type=Path, required=True)
+    training.add_argument("--seeds", default="1,2,3,4,5")
+    training.add_argument("--seconds", type=float)
+    training.add_argument("--episodes", type=int, default=1024)
+    training.add_argument("--override", nargs="*", default=[])
+    playing = parts.add_parser("play")
+    playing.add_argument("runs", type=Path)
+    playing.add_argument("--episodes", type=int, default=1000)
+    playing.add_argument("--lanes", type=int, default=50)
+    arguments = parser.parse_args()
+    logging.disable(logging.INFO)
+    if arguments.part == "models":
+        models(arguments.folder)
+        return
+    if arguments.part == "play":
+        for path in sorted(arguments.runs.rglob("run.json")):
+            print(json.dumps(play(path.parent, arguments.episodes, arguments.lanes)), flush=True)
+        return
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    print(json.dumps({"device": where, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}), flush=True)
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp()  # these runs stay out of the user's list
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for recipe in arguments.recipes:
+        overrides = list(arguments.override)
+        if arguments.seconds is not None:
+            overrides.append(f"run.steps={steps_in(recipe, arguments.seconds, overrides)}")
+        for seed in map(int, arguments.seeds.split(",")):
+            line: dict[str, Any] = {"recipe": recipe, "seed": seed}
+            try:
+                line |= trained(recipe, seed, overrides, arguments.episodes, arguments.out)
+            except Exception as error:  # continue with the other seeds
+                line |= {"error": f"{type(error).__name__}: {error}"[:300]}
+            print(json.dumps(line), flush=True)
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
