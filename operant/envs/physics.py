@@ -92,6 +92,9 @@ __all__ = [
 MODELS_VARIABLE = "OPERANT_MODELS"
 """Environment variable: folder of compiled models for a machine without `mujoco`."""
 
+ALWAYS = ("qfrc_constraint",)
+"""Arrays that the scratch of a step holds without being asked."""
+
 _TWO_PI = float32(2.0 * math.pi)
 _TINY = float32(2.0**-25)  # least argument of a logarithm
 
@@ -365,7 +368,8 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
 
     model = keyed.model
     reads = _reads(env, model)
-    engine = build(model, float32, reads=tuple(dict.fromkeys(array for array, _, _ in reads.values())))
+    kept = dict.fromkeys(array for array, _, _ in reads.values() if array not in ALWAYS)
+    engine = build(model, float32, reads=tuple(kept))
     fields, placed = engine.fields, {}
     for name, (array, first, count) in reads.items():
         placed[name], fields = _Read(fields, array, first, count), fields + count
@@ -373,7 +377,8 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
     reset_, before, reward, terminated, observe_ = env.rules
     work, clear, forward, simulate = engine.work, engine.reset, engine.forward, engine.steps
     view = _view(model, engine, placed)
-    keep = _chain([_copy(engine.at(read.array) + read.first, read.row, read.count) for read in placed.values()])
+    at = {array: engine.at(array) for array in kept} | {array: engine.layout.at[array] for array in ALWAYS}
+    keep = _chain([_copy(at[read.array] + read.first, read.row, read.count) for read in placed.values()])
     controls, lost_row, lost_tally = max(model.nu, 1), engine.LOST, len(env.tally) - 1
 
     @device
@@ -431,17 +436,18 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
 
 def _reads(env: PhysicsEnv, model: Model) -> dict[str, tuple[str, int, int]]:
     """Array, first number and count of each field that `env.reads` names. Raises OperantError for an unknown name."""
-    from operant.physics.layout import READS as ARRAYS
+    from operant.physics.layout import READS as KEPT
 
+    arrays = {**KEPT, **{array: ("nv", 1) for array in ALWAYS}}
     kinds, found = {"nbody": "body", "ngeom": "geom", "nsite": "site"}, {}
     for name, text in env.reads:
         array, _, element = text.partition(" ")
-        if array not in ARRAYS or (element and ARRAYS[array][0] not in kinds):
+        if array not in arrays or (element and arrays[array][0] not in kinds):
             raise OperantError(
-                f"reads of {name!r} is {text!r}: it must be an array ({', '.join(ARRAYS)}), or one of bodies, geoms or "
+                f"reads of {name!r} is {text!r}: it must be an array ({', '.join(arrays)}), or one of bodies, geoms or "
                 "sites with the name of one of them"
             )
-        counted, width = ARRAYS[array]
+        counted, width = arrays[array]
         found[name] = (
             (array, width * model.id(kinds[counted], element), width)
             if element
