@@ -881,7 +881,7 @@ def test_invalid_configurations_are_one_line_errors(write, name):
     assert all(part in line for part in said), line
     assert line.isprintable()
     assert "pydantic" not in line
-    assert len(line) < 700
+    assert len(line) < 800
     assert error.source == ("ppo.toml" if line.startswith("ppo.toml") else "command line")
 
 

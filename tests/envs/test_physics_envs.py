@@ -124,7 +124,7 @@ def test_steps_equal_gymnasiums(name):
     )
     assert np.array_equal(slot.terminated.numpy(), steps.terminated)
     assert np.array_equal(slot.truncated.numpy(), steps.truncated)
-    # A contact that begins or ends within float32 rounding of touching may be met by one of both: at most 3 steps in 1,000.
+    # A contact that begins or ends within rounding of touching may be met by one of both: at most 3 steps in 1,000.
     assert np.median(error) <= 1e-5 and np.mean(error > 1e-2) <= 0.003
     assert np.median(reward) <= 1e-5 and np.mean(reward > 1e-2) <= 0.003
     # Parts of the reward, in the tallies of episodes that go on.
