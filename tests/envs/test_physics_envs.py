@@ -97,11 +97,10 @@ def _ours(env: PhysicsEnv, steps: Steps, **params: Any) -> tuple[DeviceWorld, An
 
 def _column(held: dict[str, np.ndarray], model: Any, fields: int) -> np.ndarray:
     """State column, (F, 1): the engine's rows, then what is read."""
-    engine = [held["qpos"], held["qvel"], held["warm"], np.zeros(model.na), np.zeros(1)]
+    engine = [held["qpos"], held["qvel"], held["warm"], np.zeros(model.na)]
     read = [values for name, values in held.items() if name not in ("qpos", "qvel", "warm")]
-    column = np.concatenate(engine + read)
-    assert len(column) == fields
-    return column[:, None]
+    counters = np.zeros(fields - sum(map(len, engine + read)))
+    return np.concatenate([*engine, counters, *read])[:, None]
 
 
 def _relative(ours: torch.Tensor, theirs: Any) -> np.ndarray:
