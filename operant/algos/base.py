@@ -90,9 +90,7 @@ class Algorithm(Protocol):
         """Estimate the cost of an iteration of `lanes` lanes of the environment `spec`, from shapes alone."""
 
     def start(self) -> None:
-        """Reset all lanes before the first iteration of a new run. A resumed run copies tensors into
-        `state` instead.
-        """
+        """Reset all lanes before the first iteration of a new run. A resumed run loads `state` instead."""
 
     def state(self, tier: Tier) -> dict[str, Tensor]:
         """Return the tensors to save in a checkpoint of a `tier` ("policy", "train" or "all"), by name; a load copies
@@ -263,9 +261,7 @@ class OnPolicy:
         self.stats = torch.zeros(len(self.Stats._fields), device=self.device)
 
     def make_experience(self, collector: Collector) -> Experience:
-        """Allocate what the algorithm stores for each sample of a rollout of `collector`, to be written
-        by a subclass.
-        """
+        """Allocate what the algorithm stores for each sample of a rollout. Written by a subclass."""
         raise NotImplementedError
 
     def capture(self, backend: OnPolicyBackend, *, eager: bool) -> None:
@@ -279,9 +275,7 @@ class OnPolicy:
         self.phases: tuple[Phase, ...] = (Phase("collect", self.collect), Phase("update", self.update))
 
     def start(self) -> None:
-        """Reset all lanes before the first iteration of a new run. A resumed run copies tensors into
-        `state` instead.
-        """
+        """Reset all lanes before the first iteration of a new run. A resumed run loads `state` instead."""
         self.collector.start()
         self.backend.start()
 
@@ -474,9 +468,7 @@ class OffPolicy:
     # AN ITERATION
 
     def start(self) -> None:
-        """Reset all lanes before the first iteration of a new run. A resumed run copies tensors into
-        `state` instead.
-        """
+        """Reset all lanes before the first iteration of a new run. A resumed run loads `state` instead."""
         if self.accrued_returns is not None:
             self.accrued_returns.carried.zero_()
         self.cycle.start()

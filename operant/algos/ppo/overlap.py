@@ -88,9 +88,7 @@ class Overlapped(PPO):
         self.phases = (Phase("train", self._train),)
 
     def start(self) -> None:
-        """Reset all lanes before the first iteration of a new run. A resumed run copies tensors into
-        `state` instead.
-        """
+        """Reset all lanes before the first iteration of a new run. A resumed run loads `state` instead."""
         super().start()
         self.collected = False
         self._save_parameters()

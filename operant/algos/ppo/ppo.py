@@ -80,9 +80,7 @@ class SampleRows(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Samples of a minibatch: observations, actions, advantages and the other inputs of the loss. Samples are the last
-    axis.
-    """
+    """Samples of a minibatch, the last axis: observations, actions, advantages and other inputs of the loss."""
 
     observation: Tensor  # (O, B)
     action: Tensor  # (A, B), raw: as sampled, before squashing or clipping to the environment's bounds
@@ -403,9 +401,7 @@ class PPO(OnPolicy):
         return Experience(collector, SampleRows, raw)
 
     def start(self) -> None:
-        """Reset all lanes before the first iteration of a new run. A resumed run copies tensors into
-        `state` instead.
-        """
+        """Reset all lanes before the first iteration of a new run. A resumed run loads `state` instead."""
         self.accrued_returns.carried.zero_()
         super().start()
 
