@@ -1,9 +1,8 @@
-"""The protocol of an algorithm, the declaration of its metrics, and two base classes: `OnPolicy` for algorithms that
-learn from a rollout, `OffPolicy` for those that learn from a replay.
+"""The protocol of an algorithm, the declaration of its metrics, and the base classes of the shipped algorithms:
+`RolloutAlgorithm` for PPO and PQN, `ReplayAlgorithm` for SAC, TD3 and DQN.
 
 The training loop, evaluation, play and the tools use an algorithm through `Algorithm`. An algorithm is a file, or a
 package if it has kernels: in `operant/algos/` it ends in `ALGO = ItsClass`; a user's is `algo.name = "a2c.py:A2C"`.
-`OnPolicy` is the base of PPO and PQN, `OffPolicy` that of SAC, TD3 and DQN.
 """
 
 from __future__ import annotations
@@ -181,7 +180,7 @@ UPDATES: Any = metric(
 """Default of the field `updates`, after `replay_fill`."""
 
 
-class OnPolicy:
+class RolloutAlgorithm:
     """Base class of algorithms that learn from a rollout: PPO and PQN. One iteration is two phases: `collect` takes T
     steps of every lane, `update` learns from them.
 
@@ -311,9 +310,7 @@ class OnPolicy:
 
 
 class Engine(Protocol):
-    """Fused kernels that act, store and learn in place of an `OffPolicy` algorithm's own methods, over the same
-    buffers.
-    """
+    """Fused kernels that act, store and learn in place of a `ReplayAlgorithm`'s own methods, over the same buffers."""
 
     def prepare(self) -> None:
         """Prepare an iteration, before its first tick (step of all lanes)."""
@@ -333,7 +330,7 @@ class Engine(Protocol):
         """
 
 
-class OffPolicy:
+class ReplayAlgorithm:
     """Base class of algorithms that learn from a replay. One iteration is T ticks (steps of all lanes): act, step the
     world, store its transitions, then the updates that are due.
 

@@ -230,7 +230,7 @@ class OnPolicy:
         return policy_state(self.actor) | named
 
 
-class OffPolicy(base.OffPolicy):
+class OffPolicy(base.ReplayAlgorithm):
     """Base class of an algorithm that learns Q values of n actions (Discrete) from a replay. A subclass declares
     `Config` and `metrics`, and writes `learn(batch)`: by `self.q(...)` and `self.step(loss)`, with `self.record(...)`.
 
@@ -271,7 +271,7 @@ class OffPolicy(base.OffPolicy):
 
     metrics: tuple[MetricSpec, ...] = ()
     """Metrics of the algorithm, each a `metric("loss/q", "Q loss")`, in the order of `record`."""
-    parts: ClassVar[dict[str, str]] = base.OffPolicy.parts | {"q": "network", "optimizer.step": "optimiser"}
+    parts: ClassVar[dict[str, str]] = base.ReplayAlgorithm.parts | {"q": "network", "optimizer.step": "optimiser"}
     actor: QPolicy
 
     def __init_subclass__(cls) -> None:

@@ -2,7 +2,7 @@
 loss.
 
 One iteration is T ticks, steps of all lanes: act, step the world, store, then the updates that are due. The loop over
-them is `OffPolicy`'s (operant/algos/base.py).
+them is `ReplayAlgorithm`'s (operant/algos/base.py).
 """
 
 from __future__ import annotations

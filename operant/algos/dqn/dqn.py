@@ -3,7 +3,7 @@
 Plain DQN by default; keys turn on double Q-learning, a duelling head, n-step returns, a distribution of returns (C51),
 prioritised replay, and Polyak targets. Only legal actions count in a maximum, and only they are explored.
 
-One iteration is T ticks, steps of all N lanes (`OffPolicy` in operant/algos/base.py):
+One iteration is T ticks, steps of all N lanes (`ReplayAlgorithm` in operant/algos/base.py):
 
     for t in 0 ... T - 1: `act`, step the world, store N transitions in the replay, then each `update` that is due
 
@@ -30,7 +30,7 @@ from operant.algos.base import (
     REPLAY_FILL,
     UPDATES,
     Estimate,
-    OffPolicy,
+    ReplayAlgorithm,
     jumps,
     metric,
     metric_specs,
@@ -134,12 +134,12 @@ def action_logits(head: QHead, outputs: Tensor, action: Tensor) -> Tensor:
 # AN ITERATION
 
 
-class DQN(OffPolicy):
+class DQN(ReplayAlgorithm):
     """Deep Q-learning for one choice among n actions (Discrete); `Config` turns on its variants."""
 
     Config, Stats = DQNConfig, Stats
     TERMS = Stats._fields[: Stats._fields.index("epsilon")]
-    parts = OffPolicy.parts | {
+    parts = ReplayAlgorithm.parts | {
         "outputs": "network",
         "next_outputs": "targets",
         "gradient": "gradient",

@@ -29,7 +29,16 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from operant.algos.base import NOT_FINITE, Estimate, MetricSpec, OnPolicy, Threshold, jumps, metric, metric_specs
+from operant.algos.base import (
+    NOT_FINITE,
+    Estimate,
+    MetricSpec,
+    RolloutAlgorithm,
+    Threshold,
+    jumps,
+    metric,
+    metric_specs,
+)
 from operant.algos.ppo.config import PPOConfig
 from operant.data import AccruedReturns, Collector, Experience, OnPolicyBackend, layout, segments_layout
 from operant.envs import Env
@@ -328,7 +337,7 @@ class TorchBackend(OnPolicyBackend):
 # BUFFERS AND PHASES
 
 
-class PPO(OnPolicy):
+class PPO(RolloutAlgorithm):
     """PPO learner on the lanes of a world. Running its phases `collect` and `update` is one iteration, after which
     `stats` holds the fields of `Stats`.
     """

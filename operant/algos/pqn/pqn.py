@@ -34,7 +34,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from operant.algos.base import NOT_FINITE, Estimate, OnPolicy, Threshold, jumps, metric, metric_specs, runs_away
+from operant.algos.base import NOT_FINITE, Estimate, RolloutAlgorithm, Threshold, jumps, metric, metric_specs, runs_away
 from operant.algos.pqn.config import PQNConfig
 from operant.data import Collector, Experience, OnPolicyBackend, layout
 from operant.envs import Env
@@ -220,13 +220,13 @@ class TorchBackend(OnPolicyBackend):
 # BUFFERS AND PHASES
 
 
-class PQN(OnPolicy):
+class PQN(RolloutAlgorithm):
     """PQN learner on the lanes of a world. Running its phases `collect` and `update` is one iteration, after which
     `stats` holds the fields of `Stats`.
     """
 
     Config, Stats = PQNConfig, Stats
-    parts = OnPolicy.parts | {"backend.values": "network", "backend.estimate_advantages": "returns"}
+    parts = RolloutAlgorithm.parts | {"backend.values": "network", "backend.estimate_advantages": "returns"}
 
     def __init__(
         self, world: World, config: PQNConfig, net: NetConfig, *, seed: int, steps: int, eager: bool = False

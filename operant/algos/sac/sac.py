@@ -1,7 +1,7 @@
 """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905) on N lanes: an off-policy actor-critic that maximises
 return plus entropy.
 
-One iteration is T ticks, steps of all N lanes (`OffPolicy` in operant/algos/base.py):
+One iteration is T ticks, steps of all N lanes (`ReplayAlgorithm` in operant/algos/base.py):
 
     for t in 0 ... T - 1: `act`, step the world, store N transitions in the replay, then each `update` that is due
 
@@ -30,7 +30,7 @@ from operant.algos.base import (
     REPLAY_FILL,
     UPDATES,
     Estimate,
-    OffPolicy,
+    ReplayAlgorithm,
     Threshold,
     jumps,
     metric,
@@ -81,7 +81,7 @@ class Stats(NamedTuple):
     not_finite: Tensor = NOT_FINITE
 
 
-class SAC(OffPolicy):
+class SAC(ReplayAlgorithm):
     """Soft actor-critic for continuous actions; with Discrete actions an instance is a `DiscreteSAC`."""
 
     Config, Stats = SACConfig, Stats
@@ -168,8 +168,8 @@ class SAC(OffPolicy):
 
     @staticmethod
     def noise(actor: Any) -> dict[str, Any]:
-        """Return the rows of uniform noise as arguments of `OffPolicy`: 2 A per lane for acting; per sample 2 A for the
-        next action and 2 A for the current one.
+        """Return the rows of uniform noise as arguments of `ReplayAlgorithm`: 2 A per lane for acting; per sample 2 A
+        for the next action and 2 A for the current one.
         """
         rows = actor.noise_rows
         return {"acting_noise": rows, "update_noise": 2 * rows, "stored_action": torch.float32}
@@ -341,7 +341,7 @@ class DiscreteSAC(SAC):
 
     @staticmethod
     def noise(actor: Any) -> dict[str, Any]:
-        """Return the rows of uniform noise as arguments of `OffPolicy`: one per lane for acting, none for an update."""
+        """Return the rows of uniform noise as arguments of `ReplayAlgorithm`: one per lane, none for an update."""
         return {"acting_noise": actor.noise_rows}
 
     @torch.no_grad()

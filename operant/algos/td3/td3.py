@@ -1,7 +1,7 @@
 """Twin delayed deterministic policy gradient (Fujimoto, van Hoof & Meger 2018, arXiv 1802.09477) on N lanes,
 with a standard deviation of exploration noise per lane.
 
-One iteration is T ticks, steps of all N lanes (`OffPolicy` in operant/algos/base.py):
+One iteration is T ticks, steps of all N lanes (`ReplayAlgorithm` in operant/algos/base.py):
 
     for t in 0 ... T - 1: `act`, step the world, store N transitions in the replay, then each `update` that is due
 
@@ -29,7 +29,7 @@ from operant.algos.base import (
     REPLAY_FILL,
     UPDATES,
     Estimate,
-    OffPolicy,
+    ReplayAlgorithm,
     Threshold,
     jumps,
     metric,
@@ -78,7 +78,7 @@ class Stats(NamedTuple):
     not_finite: Tensor = NOT_FINITE
 
 
-class TD3(OffPolicy):
+class TD3(ReplayAlgorithm):
     """Twin delayed deterministic policy gradient for continuous actions."""
 
     Config, Stats = TD3Config, Stats
