@@ -259,6 +259,7 @@ class Run:
         >>> run.resume(steps="12k").describe()["step"]
         12032
         """
+        from operant.compute.runtime import quiet_threads
         from operant.config import keywords as words_of
         from operant.config import restart
         from operant.runs import launch
@@ -271,6 +272,7 @@ class Run:
                 run, overrides, str(start), consent=lambda asked: asked.check_trust(trust), report=_ignore
             )
             if called:
+                quiet_threads()  # before torch is imported
                 asked = _changeable(asked, changes, trusted)
             recorded = restart.record(run, asked)
             try:
@@ -437,6 +439,7 @@ def train(
     configuration, repeat it without the callback. Evaluations are at the same steps in every run, other records are
     not: what a callback decides by evaluations repeats with the seed.
     """
+    from operant.compute.runtime import quiet_threads
     from operant.config import keywords as words_of
     from operant.config import request
 
@@ -452,10 +455,8 @@ def train(
         raise UsageError("logs and changes are for callbacks, and there are none: give callbacks=f")
     source = None if config is None else str(config)
     asked = request.make(given, config=source, environment_file=None, settings={"run.name": name})
+    quiet_threads()  # before torch is imported
     if called:
-        from operant.compute.runtime import quiet_threads
-
-        quiet_threads()  # before torch is imported
         asked = _changeable(asked, changes, False)
     else:
         asked.load()  # raises for an invalid configuration, before a run folder is made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import io
 import json
@@ -15,7 +16,8 @@ import numpy as np
 import pytest
 
 import operant
-from operant import library
+from monitor.data.feed import LiveFeed
+from operant import library, runs
 from operant.config import keywords
 from operant.errors import ConfigError, NotFoundError, OperantError, UsageError
 
@@ -88,6 +90,7 @@ def test_an_invalid_configuration_leaves_no_run(place):
         ({"callbacks": print, "gpus": 2}, "callbacks run in the process that trains"),
         ({"callbacks": [1]}, "callbacks are functions"),
         ({"logs": ["x"]}, "there are none"),
+        ({"callbacks": print, "logs": ["return", "a b"]}, r"'return' is a metric of this run(.|\n)*'a b': a name is"),
     ):
         with pytest.raises(OperantError, match=told):
             operant.train("cartpole", device="auto", **wrong)
@@ -148,6 +151,8 @@ def test_a_run_with_a_callback_that_only_looks_ends_in_the_same_bits(one_thread)
     assert tensors(alone) == tensors(looked)
     assert [one for one, *_ in seen] == sorted({one for one, *_ in seen}) and seen[-1][0] == 4096
     assert all(shape == (1,) and state == "running" for _, _, shape, state in seen)
+    with contextlib.closing(LiveFeed(runs.load(operant.list_runs("called")[0].path))) as feed:
+        assert "half" in feed.snapshot().series, "the monitor shows what a callback logged"
     assert looked.describe()["exit"] == 0 and "finished" in repr(looked) and "seconds/callback" in looked.metrics()
     assert (looked.path / "log.txt").read_text().count("finished: all steps done") == 1
 

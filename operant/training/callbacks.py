@@ -7,7 +7,8 @@ configuration, repeats it without the callback. Knows no notebook; operant/libra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from operant.training.loop import Trainer
 
 _BY = "a callback"
+_NAME = re.compile(r"[A-Za-z0-9_./-]{1,40}")
 _MOST_REPORTED = 10  # changes of a key that are written to the log
 ORDER = 110
 """Position of logged numbers among the metrics (`MetricSpec.order`)."""
@@ -37,9 +39,17 @@ class Hook(NamedTuple):
     logs: tuple[str, ...] = ()
 
 
-def log_specs(hook: Hook | None) -> list[MetricSpec]:
-    """Metric specs of the numbers that a callback logs."""
-    return [MetricSpec(name, name, order=ORDER, absent="logged by a callback") for name in (hook.logs if hook else ())]
+def log_specs(hook: Hook, others: Collection[str]) -> list[MetricSpec]:
+    """Metric specs of the numbers that a callback logs. `others` are the run's metrics. Raises ConfigError for a name
+    that is taken or has other characters than theirs.
+    """
+    problems = [f"{name!r} is a metric of this run: choose another name" for name in hook.logs if name in others]
+    problems += [
+        f"{name!r}: a name is 1 to 40 of A-Z a-z 0-9 _ . / -" for name in hook.logs if not _NAME.fullmatch(name)
+    ]
+    if problems:
+        raise ConfigError("logs", problems)
+    return [MetricSpec(name, name, order=ORDER, absent="logged by a callback") for name in dict.fromkeys(hook.logs)]
 
 
 class Controls:

@@ -127,7 +127,9 @@ class Trainer:
         # The specs are written before the metrics file, whose readers need them.
         due = min(config.eval.every * self.algo.steps_per_iteration, config.run.steps)
         awaited = f"the first evaluation comes after {due:,} steps" if due else "no evaluations: eval.every = 0"
-        logs = None if hook is None else log_specs(hook)
+        logs = None
+        if hook is not None:
+            logs = log_specs(hook, {spec.name for spec in specs_for(self.algo, team.exchange)})
         self._specs = specs_for(self.algo, team.exchange, first_evaluation=awaited, logs=logs)
         runs.write_specs(folder, self._specs)
         self.writer = Writer(
