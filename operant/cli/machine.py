@@ -31,7 +31,6 @@ from operant.errors import NotFoundError, OperantError, UsageError
 
 if TYPE_CHECKING:
     from operant.config.load import Origin
-    from operant.envs import Env
     from operant.tools.check import Finding
 from operant.text import safe
 
@@ -45,7 +44,7 @@ EnvironmentFile = Annotated[
     str,
     typer.Argument(
         metavar="FILE.py",
-        help="a file that exports ENV, a shipped name, or gymnasium:ID",
+        help="a file that exports ENV, a shipped name, gymnasium:ID, or a robot's model FILE.xml",
         autocompletion=completion.environments,
     ),
 ]
@@ -110,17 +109,24 @@ def _space(space: Any) -> str:
 
 @app.command()
 def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
-    """Check that an environment follows the environment contract."""
+    """Check that an environment follows the environment contract, or that a robot's model (FILE.xml) is covered."""
     from operant import envs
     from operant.host import names
 
     examine: Callable[..., Iterator[Finding]]
+    env: Any
     try:
         if names.kind_of(file) is not None:
             from operant.config import load as configuration
             from operant.tools.check_outside import check as examine
 
             env = configuration.load(None, [f"env.name={file}"]).environment
+        elif file.endswith(".xml"):
+            from operant.tools.check_model import check as examine
+
+            env = Path(file)
+            if not env.is_file():
+                raise NotFoundError(f"there is no model file {file!r}")
         else:
             from operant.tools.check import check as examine
 
@@ -143,7 +149,7 @@ def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
         raise typer.Exit(UsageError.exit_code)
 
 
-def print_findings(examine: Callable[..., Iterator[Finding]], env: Env) -> bool:
+def print_findings(examine: Callable[..., Iterator[Finding]], env: Any) -> bool:
     """Run the checks that `examine(env)` yields and print each result at once, on a terminal also the running check.
     Returns whether all passed.
     """

@@ -1,0 +1,54 @@
+"""`operant check FILE.xml`: contents, coverage and precision of a robot's model."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from operant.tools.check_model import check
+
+pytest.importorskip("mujoco")
+
+PENDULUM = """
+<mujoco><option timestep="0.005" integrator="RK4"/><worldbody><geom type="plane" size="1 1 1"/>
+  <body pos="0 0 1"><joint name="hinge" type="hinge" axis="0 1 0"/><geom type="capsule" size="0.05 0.3"/>
+    <body name="tip" pos="0 0 0.5"><geom type="sphere" size="0.1"/></body></body>
+</worldbody><actuator><motor joint="hinge" ctrlrange="-1 1"/></actuator>EXTRA</mujoco>
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    def written(extra=""):
+        path = tmp_path / "pendulum.xml"
+        path.write_text(PENDULUM.replace("EXTRA", extra))
+        return path
+
+    return written
+
+
+def test_a_covered_model_is_described_and_compared_with_float64(model):
+    contents, covered, precision = itertools.islice(check(model()), 3)
+    assert contents.detail == (
+        "nq 1, nv 1, nu 1, 2 bodies, 1 plane, 1 capsule, 1 sphere; RK4, Newton, time step 0.005 s"
+    )
+    assert covered.passed and covered.name == "covered"
+    assert precision.passed and "12,800 states" in precision.detail
+
+
+def test_an_element_that_is_not_covered_is_named(model):
+    found = list(check(model('<equality><weld body1="tip"/></equality>')))
+    assert [finding.name for finding in found] == ["covered"] and not found[0].passed
+    assert "equality constraints" in found[0].detail
+
+
+def test_a_missing_or_broken_file_is_a_usage_error(model, here, tmp_path):
+    missing = here("check", tmp_path / "none.xml")
+    assert missing.code != 0 and "there is no model file" in missing.err
+    path = model()
+    path.write_text("<mujoco><worldbody>")
+    with pytest.raises(StopIteration):
+        next(itertools.islice(check(path), 1, None))
+    finding = next(check(path))
+    assert not finding.passed and "MuJoCo cannot read the model" in finding.detail
