@@ -4,7 +4,7 @@ Generated pages: one per environment, from its docstring and declaration; the co
 the configuration, from its sections; the Python interface, from docstrings. Written pages can use these placeholders:
 `{{ keys NAME }}` is the table of a section's keys ("run", "net", "ppo" ...), `{{ docstring MODULE }}`, `{{ file PATH
 }}`, `{{ notebook PATH }}` and `{{ monitor_keys }}` insert what they name, `{{ results }}` is the table of recipes and
-their results, and `{{ faults }}` is the table of tests/FAULTS.md without its column of tests. Page layout is the
+their results, `{{ figures NAME }}` explains an algorithm's metrics, `{{ zoo }}` is that of the zoo, and `{{ faults }}` is the table of tests/FAULTS.md without its column of tests. Page layout is the
 theme's.
 """
 
@@ -26,6 +26,7 @@ from typer.main import get_command
 
 from monitor.screen.keys import KEYS
 from operant import algos, envs
+from operant.algos.base import Threshold, metric_specs
 from operant.cli import program
 from operant.config import recipes, sections
 from operant.config.load import load
@@ -70,6 +71,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "docstring": docstring,
         "file": file,
         "faults": faults,
+        "figures": figures,
         "monitor_keys": monitor_keys,
         "notebook": notebook,
         "results": results,
@@ -183,6 +185,26 @@ def faults() -> str:
     lines = (HOME / "tests" / "FAULTS.md").read_text(encoding="utf-8").splitlines()
     rows = [[part.strip() for part in line.strip("|").split("|")] for line in lines if re.match(r"\| \d", line)]
     return table(("fault", "guarantee"), [(row[1], row[2]) for row in rows])
+
+
+def figures(name: str) -> str:
+    """Table of an algorithm's metrics: explanation, and the bounds beyond which the monitor marks them."""
+    module: Any = importlib.import_module(f"operant.algos.{name}.{name}")
+    rows = []
+    for spec in metric_specs(module.Stats, module.DETAILS):
+        marks = [f"{range_of(rule)}: {rule.advice or spec.advice}" for rule in spec.thresholds]
+        if spec.explanation or marks:
+            rows.append((f"{spec.label or spec.name}", spec.explanation, "<br>".join(marks)))
+    return table(("figure", "meaning", "marked, and what to try"), rows)
+
+
+def range_of(rule: Threshold) -> str:
+    """Range of a threshold, and the part of the run in which it applies."""
+    low = "" if rule.at_least is None else f"≥ {rule.at_least:g}"
+    high = "" if rule.below is None else f"< {rule.below:g}"
+    times = {"minute": " times the last minute's", "highest": " of its highest"}.get(rule.relative_to, "")
+    after = f", after {rule.after:.0%} of the run" if rule.after else ""
+    return f"{' and '.join(filter(None, (low, high)))}{times}{after}"
 
 
 def results() -> str:

@@ -36,6 +36,11 @@ def commands(text):
     return [shlex.split(command, comments=True)[1:] for command in found]
 
 
+def programs(text):
+    """Python blocks of the README."""
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
 def test_every_command_exists_and_parses(text):
     shown = commands(text)
     assert len(shown) > 10 and ["envs"] in shown
@@ -57,7 +62,8 @@ def test_every_command_exists_and_parses(text):
 
 
 def test_environment_in_the_readme_passes_the_checks_and_steps(text, tmp_path):
-    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    code = programs(text)[-1]
+    assert len([line for line in code.splitlines() if line]) <= 24
     (tmp_path / "point.py").write_text(code)
     env = envs.find(str(tmp_path / "point.py"))
     assert declaration_problems(env) == []
@@ -66,6 +72,21 @@ def test_environment_in_the_readme_passes_the_checks_and_steps(text, tmp_path):
     world.reset(slot)
     world.step(slot)
     assert abs(slot.reward).max() <= 0.6
+
+
+def test_gymnasium_function_in_the_readme_is_five_lines_and_makes_an_environment(text):
+    pytest.importorskip("gymnasium")
+    code, names = programs(text)[0], {}
+    assert len([line for line in code.splitlines() if line]) <= 5
+    exec(code, names)
+    env = names["make"]()
+    observation, _ = env.reset(seed=1)
+    assert env.observation_space.contains(observation) and len(observation) == 5
+
+
+def test_readme_is_a_landing_page(text):
+    assert len(text.splitlines()) <= 150
+    assert text.index("whl/cpu") < text.index("pip install -q -e .")
 
 
 def test_links_to_files_resolve(text):
