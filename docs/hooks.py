@@ -4,8 +4,8 @@ Generated pages: one per environment, from its docstring and declaration; the co
 the configuration, from its sections; the Python interface, from docstrings. Written pages can use these placeholders:
 `{{ keys NAME }}` is the table of a section's keys ("run", "net", "ppo" ...), `{{ docstring MODULE }}`, `{{ file PATH
 }}`, `{{ notebook PATH }}` and `{{ monitor_keys }}` insert what they name, `{{ results }}` is the table of recipes and
-their results, `{{ figures NAME }}` explains an algorithm's metrics, `{{ zoo }}` is that of the zoo, and `{{ faults }}` is the table of tests/FAULTS.md without its column of tests. Page layout is the
-theme's.
+their results, `{{ zoo }}` that of benches/zoo.toml, `{{ figures NAME }}` explains the metrics of an algorithm, and
+`{{ faults }}` is the table of tests/FAULTS.md without its column of tests. Page layout is the theme's.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "monitor_keys": monitor_keys,
         "notebook": notebook,
         "results": results,
+        "zoo": zoo,
     }
     return re.sub(r"(?m)^\{\{ (\w+) ?(\S*) \}\}$", lambda found: fillers[found[1]](*found[2].split()), markdown)
 
@@ -185,6 +186,29 @@ def faults() -> str:
     lines = (HOME / "tests" / "FAULTS.md").read_text(encoding="utf-8").splitlines()
     rows = [[part.strip() for part in line.strip("|").split("|")] for line in lines if re.match(r"\| \d", line)]
     return table(("fault", "guarantee"), [(row[1], row[2]) for row in rows])
+
+
+def zoo() -> str:
+    """Table of benches/zoo.toml: each recipe with several seeds."""
+    rows: list[tuple[object, ...]] = []
+    for recipe, row in tomli.loads((HOME / "benches" / "zoo.toml").read_text(encoding="utf-8")).items():
+        interval = f" ± {row['ci95']:.3g}" if "ci95" in row else ""
+        reached = f"{row['solved']} of {row['seeds']} at {row['target']:g}" if "solved" in row else ""
+        rows.append(
+            (
+                f"`{recipe}`",
+                f"{row['mean_return']:.4g}{interval}",
+                reached,
+                f"{row['steps'] / 1e6:.3g} M",
+                f"{row['cpu_s']:.1f}",
+                f"{row['wall_s']:.1f}",
+                f"{row['device']}, load {row['load']:.0f}",
+                row["version"],
+                f"`{row['command']}`",
+            )
+        )
+    head = ("recipe", "return", "seeds at the target", "steps", "CPU s", "wall s", "machine", "version", "command")
+    return table(head, rows)
 
 
 def figures(name: str) -> str:
