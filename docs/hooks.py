@@ -216,7 +216,8 @@ def figures(name: str) -> str:
     module: Any = importlib.import_module(f"operant.algos.{name}.{name}")
     rows = []
     for spec in metric_specs(module.Stats, module.DETAILS):
-        marks = [f"{range_of(rule)}: {rule.advice or spec.advice}" for rule in spec.thresholds]
+        mildest = {rule.advice or spec.advice: rule for rule in spec.thresholds}  # the last rule with an advice
+        marks = [f"{range_of(rule)}: {advice}" for advice, rule in mildest.items()]
         if spec.explanation or marks:
             rows.append((f"{spec.label or spec.name}", spec.explanation, "<br>".join(marks)))
     return table(("figure", "meaning", "marked, and what to try"), rows)
