@@ -79,7 +79,9 @@ class LiveProgress:
         note = "" if word in ("running", "starting", *states.ENDED) else word
         sps = self._values.get("sps")
         left_s = self._rate.left_s(steps, self._step, sps) if word != "paused" else None
-        return Progress(self._step, steps, sps, self._values.get(RETURN), left_s, note, self._values.get(EVALUATION))
+        evaluation = self._values.get(EVALUATION)
+        return_ = self._values.get(RETURN) if evaluation is None else None  # one of them, to leave room for the bar
+        return Progress(self._step, steps, sps, return_, left_s, note, evaluation)
 
     def _share(self) -> float | None:
         shown = self._progress()
@@ -87,7 +89,7 @@ class LiveProgress:
 
     def _draw(self) -> None:
         shown = self._progress()
-        phase = self._follower.state.cause or self._follower.state.word
+        phase = self._follower.state.cause or "imports and compilation"
         waiting = f"starting: {phase}   {text.duration(time.monotonic() - self._begin_s)}"
         if self._notebook:
             line = waiting if shown is None else progress.plain(shown)
