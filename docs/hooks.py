@@ -33,6 +33,7 @@ from operant.config.load import load
 from operant.envs import Box, Discrete, Env
 from operant.nn import mlp
 from operant.sweep import plan
+from operant.text import count
 
 HOME = Path(__file__).resolve().parent.parent
 
@@ -192,22 +193,13 @@ def zoo() -> str:
     """Table of benches/zoo.toml: each recipe with several seeds."""
     rows: list[tuple[object, ...]] = []
     for recipe, row in tomli.loads((HOME / "benches" / "zoo.toml").read_text(encoding="utf-8")).items():
-        interval = f" ± {row['ci95']:.3g}" if "ci95" in row else ""
+        interval = f" ± {row['ci95']:.2g}" if "ci95" in row else ""
         reached = f"{row['solved']} of {row['seeds']} at {row['target']:g}" if "solved" in row else ""
-        rows.append(
-            (
-                f"`{recipe}`",
-                f"{row['mean_return']:.4g}{interval}",
-                reached,
-                f"{row['steps'] / 1e6:.3g} M",
-                f"{row['cpu_s']:.1f}",
-                f"{row['wall_s']:.1f}",
-                f"{row['device']}, load {row['load']:.0f}",
-                row["version"],
-                f"`{row['command']}`",
-            )
-        )
-    head = ("recipe", "return", "seeds at the target", "steps", "CPU s", "wall s", "machine", "version", "command")
+        seconds = (f"{row['cpu_s']:.1f}", f"{row['wall_s']:.1f}")
+        machine = f"{row['device']}, load {row['load']:.0f}"
+        mean, steps, version = f"{row['mean_return']:.4g}{interval}", count(row["steps"]), row["version"]
+        rows.append((f"`{recipe}`", mean, reached, steps, *seconds, machine, version))
+    head = ("recipe", "return", "seeds at the target", "steps", "CPU s", "wall s", "machine", "version")
     return table(head, rows)
 
 
