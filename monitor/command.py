@@ -22,7 +22,6 @@ from operant.errors import BadFileError, NotFoundError, UsageError
 from operant.text import safe
 
 if TYPE_CHECKING:
-    from monitor.data.feed import LiveFeed
     from monitor.data.listing import RunListing
     from monitor.data.snapshot import RunRow, Snapshot, Source
 
@@ -43,14 +42,10 @@ def main(arguments: list[str]) -> int:
     if options.run is not None and options.latest:
         raise UsageError(f"give a run ('{safe(options.run, 80)}') or --latest, not both")
     scope = runs.scope(options.runs)
-    run, group = _choose("latest" if options.latest else options.run, scope)
+    path = _choose("latest" if options.latest else options.run, scope)
     if options.once or not has_terminal():
-        return _without_screen(
-            run, scope, once=options.once, ascii_only=options.ascii, theme=options.theme, group=group
-        )
-    return _open(
-        run, scope, readonly=options.readonly, ascii_only=options.ascii, fps=fps, theme=options.theme, group=group
-    )
+        return _without_screen(path, scope, once=options.once, ascii_only=options.ascii, theme=options.theme)
+    return _open(path, scope, readonly=options.readonly, ascii_only=options.ascii, fps=fps, theme=options.theme)
 
 
 def open_monitor(run: runs.Run, *, readonly: bool = False, ascii_only: bool = False, fps: int | None = None) -> int:
@@ -61,8 +56,8 @@ def open_monitor(run: runs.Run, *, readonly: bool = False, ascii_only: bool = Fa
     Raises UsageError if the terminal is too small.
     """
     if not has_terminal():
-        return _without_screen(run, runs.Scope(run.path.parent))
-    return _open(run, runs.Scope(run.path.parent), readonly=readonly, ascii_only=ascii_only, fps=fps or _fps(None))
+        return _without_screen(run.path, runs.Scope(run.path.parent))
+    return _open(run.path, runs.Scope(run.path.parent), readonly=readonly, ascii_only=ascii_only, fps=fps or _fps(None))
 
 
 def has_terminal() -> bool:
@@ -79,14 +74,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="operant monitor",
         allow_abbrev=False,
-        description="Show a run live while it trains, or its final state. Quitting the monitor does not stop the run.",
+        description="Show a run, a group or a sweep, live or ended. Quitting the monitor does not stop what it shows.",
         epilog="Without RUN: the run that is training; a list to choose from if several are; else the newest.",
     )
     parser.add_argument(
         "run",
         nargs="?",
         metavar="RUN",
-        help="run id, unique part of one, path, `latest` or `live`; or a group: its mean is drawn over one of its runs",
+        help="run id, unique part of one, path, `latest` or `live`; or the name of a group or sweep",
     )
     parser.add_argument("--latest", action="store_true", help="the newest run")
     parser.add_argument("--once", action="store_true", help="print the screen once as text and exit")
@@ -121,25 +116,19 @@ def _fps(given: str | None) -> int:
 # RUN SELECTION
 
 
-def _choose(name: str | None, scope: runs.Scope) -> tuple[runs.Run | None, str | None]:
-    """Find the run or group to show by `name` (None: the live run, else the newest). Returns (run, group folder): the
-    run is None if several runs train and the user has to choose; the folder is None unless the name is that of a group.
-    `scope`: the runs searched. Raises NotFoundError.
+def _choose(name: str | None, scope: runs.Scope) -> Path | None:
+    """Find the folder of the run, group or sweep to show by `name` (None: the live run, else the newest). Returns None
+    if several runs train and the user has to choose. `scope`: the runs searched. Raises NotFoundError.
     """
     if name is not None:
-        from monitor.data import group_feed
+        from monitor.data import collection
 
-        if (group := group_feed.find(name, *scope)) is None:
-            return runs.resolve(name, *scope), None
-        members = list(group.runs.values())
-        if not members:
-            raise NotFoundError(f"no run of group {safe(group.id)} has started yet: operant show {safe(group.id)}")
-        return next((run for run in members if runs.probe(run.path)), members[0]), str(group.path)
+        return collection.find(name, *scope) or runs.resolve(name, *scope).path
     listed = runs.list_runs(*scope)
     if not listed:
         raise NotFoundError(f"no runs yet in {runs.display_path(scope.root)}. Start one: operant train")
     live = [run for run in listed if runs.probe(run.path)]
-    return (None if len(live) > 1 else (live or listed)[0]), None
+    return None if len(live) > 1 else (live or listed)[0].path
 
 
 class RunFolders:
@@ -158,17 +147,19 @@ class RunFolders:
 
     def overlays(self) -> Sequence[RunRow]:
         """Return the rows of everything that can be drawn over a run's curves: groups, then runs."""
-        from monitor.data import group_feed
+        from monitor.data import collection
 
-        return [*group_feed.rows(*self._scope), *self.rows()]
+        return [*collection.rows(*self._scope), *self.rows()]
 
     def open(self, path: str) -> Source:
-        """Return a feed of the run or group in the folder `path`. Raises NotFoundError if the folder holds neither."""
-        from monitor.data import group_feed
+        """Return a feed of the run, group or sweep in the folder `path`. Raises NotFoundError if the folder holds
+        none.
+        """
+        from monitor.data import collection
         from monitor.data.feed import LiveFeed
 
-        if (group := group_feed.open_group(path)) is not None:
-            return group
+        if (several := collection.open_collection(Path(path))) is not None:
+            return several
         run = runs.load(Path(path))
         if run is None:
             raise NotFoundError(f"'{safe(path, 400)}' no longer contains a run")
@@ -179,57 +170,60 @@ class RunFolders:
 
 
 def _without_screen(
-    run: runs.Run | None,
+    path: Path | None,
     scope: runs.Scope,
     *,
     once: bool = False,
     ascii_only: bool = False,
     theme: str | None = None,
-    group: str | None = None,
 ) -> int:
-    """Print the run as text: with `once` the screen, else a line every five seconds until the run ends. Returns the
-    command's exit code. `run`: None if several train (an error); `group`: folder of a group to overlay.
+    """Print the run, group or sweep as text: with `once` the screen, else a line every five seconds until it ends.
+    Returns the command's exit code. `path`: its folder; None if several runs train (an error).
     """
-    from monitor.data.feed import LiveFeed
-
-    if run is None:
-        run = runs.resolve("live", *scope)  # raises the error that lists the candidates
-    feed = LiveFeed(run, readonly=True)
+    if path is None:
+        path = runs.resolve("live", *scope).path  # raises the error that lists the candidates
+    feed = RunFolders(scope, readonly=True).open(str(path))
     try:
         if once:
-            return _print_once(feed, group, ascii_only=ascii_only, theme=theme)
+            return _print_once(feed, ascii_only=ascii_only, theme=theme)
         with _ended_by_signals(), open(os.devnull, "w", encoding="utf-8") as nowhere:
             ended = text_output.follow(feed, sys.stdout or nowhere)
     finally:
         feed.close()
     if not ended:
         return 128 + signal.SIGHUP
-    look = runs.observe(runs.load(run.path) or run)
+    collected = feed.snapshot().collected
+    ended_runs = [path] if collected is None else [Path(one.path) for one in collected.members if one.path]
+    codes = [_exit_code(one) for one in ended_runs]
+    if collected is not None and collected.kind == "sweep" and 0 in codes:
+        return 0
+    return next((code for code in codes if code), 0) if codes else 1
+
+
+def _exit_code(path: Path) -> int:
+    """Return the exit code of the ended run in the folder `path`."""
+    run = runs.load(path)
+    if run is None:
+        return NotFoundError.exit_code
+    look = runs.observe(run)
     code = runs.exit_code(look)
     if look.broken is not None:
         return code or BadFileError.exit_code
     return 1 if code is None else code
 
 
-def _print_once(feed: LiveFeed, group: str | None, *, ascii_only: bool, theme: str | None) -> int:
-    """Print the screen as text and return the exit code 0. `group`: folder of a group to overlay."""
+def _print_once(feed: Source, *, ascii_only: bool, theme: str | None) -> int:
+    """Print the screen as text and return the exit code 0."""
     from monitor.screen.app import MonitorApp
     from monitor.screen.capture import screenshot
 
     if sys.stdout is None:  # stdout was closed
         return 0
     columns, lines = shutil.get_terminal_size(_ONCE) if sys.stdout.isatty() else _ONCE
-    app = MonitorApp(feed, overlay=_group_overlay(group), ascii_only=ascii_only, theme=theme)
+    app = MonitorApp(feed, ascii_only=ascii_only, theme=theme)
     text = screenshot(app, (max(SMALLEST[0], columns), max(SMALLEST[1], lines - (1 if sys.stdout.isatty() else 0))))
     sys.stdout.write(text + "\n")
     return 0
-
-
-def _group_overlay(group: str | None) -> Source | None:
-    """Return a feed of the group in the folder `group`, to draw over a run; None without a group."""
-    from monitor.data import group_feed
-
-    return None if group is None else group_feed.open_group(group)
 
 
 @contextlib.contextmanager
@@ -248,17 +242,16 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _open(
-    run: runs.Run | None,
+    path: Path | None,
     scope: runs.Scope,
     *,
     readonly: bool,
     ascii_only: bool,
     fps: int,
     theme: str | None = None,
-    group: str | None = None,
 ) -> int:
     """Open the screen and return the exit code once the user quits. Raises UsageError if the terminal is too small.
-    `group`: folder of a group to overlay.
+    `path`: folder of the run, group or sweep; None: the user chooses.
     """
     columns, lines = shutil.get_terminal_size()
     if columns < SMALLEST[0] or lines < SMALLEST[1]:
@@ -266,9 +259,8 @@ def _open(
             f"terminal is {columns}×{lines}; the monitor needs {SMALLEST[0]}×{SMALLEST[1]}. `operant runs --watch` "
             "works here."
         )
-    from monitor.data.feed import LiveFeed
-
-    feed = LiveFeed(run, readonly=readonly) if run is not None else None
+    library = RunFolders(scope, readonly=readonly)
+    feed = library.open(str(path)) if path is not None else None
     try:
         # Textual's maximum frame rate bounds the delay between a key and its effect; redraws stay limited by `fps`.
         os.environ.setdefault("TEXTUAL_FPS", "120")
@@ -278,8 +270,7 @@ def _open(
 
         app = MonitorApp(
             feed,
-            RunFolders(scope, readonly=readonly),
-            overlay=_group_overlay(group),
+            library,
             fps=fps,
             ascii_only=ascii_only or not _draws_unicode(),
             theme=theme,
@@ -306,6 +297,10 @@ def _draws_unicode() -> bool:
 def parting(last: Snapshot) -> str:
     """Return the line printed after the screen closes: the run's state and the command that shows it again."""
     run, word = last.run, last.state
+    if last.collected is not None:
+        status = "Still training" if last.live else f"The {last.collected.kind} is {word}"
+        again = f"reattach `operant monitor {run.id}`" + (f" · stop `operant stop {run.id}`" if last.live else "")
+        return safe(f"Detached. {status}: {again}", 1000)
     if word in runs.LIVE:
         status = "Still training" if word in ("running", "starting") else f"The run is {word}"
         return safe(

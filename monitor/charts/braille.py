@@ -1,4 +1,5 @@
-"""Plot area of a chart as cells: mean line in braille over a dim band from minimum to maximum. Standard library only.
+"""Plot area of a chart as cells: mean line in braille over a dim band from minimum to maximum, and thin lines of single
+runs beneath. Standard library only.
 
 Pure: points and a range in, rows of cells out. A cell has 2 x 4 dots, so a plot of W cells draws 2 W points, one per
 dot column. A column of cells depends only on its two points and their two neighbours; `ColumnCache` keeps drawn
@@ -50,6 +51,7 @@ class Plot(NamedTuple):
     colour: int = 0
     overlay_colour: int = 1
     overlay_band: bool = False  # the overlay is a mean: draw its band, and its line over the run's
+    strands: Sequence[Sequence[Point | None]] = ()  # thin lines beneath, such as the runs of a group
 
 
 class ColumnCache:
@@ -170,6 +172,25 @@ def _mask(left: Dots, right: Dots, top: int) -> int:
     return mask
 
 
+def _strand_bits(strands: Sequence[Sequence[Point | None]], shown: Range, dots: int, wanted: int) -> list[int]:
+    """Return the dots of all thin lines together as bits by dot row, for each of the `wanted` dot columns."""
+    bits = [0] * wanted
+    for points in strands:
+        rows, _ = dot_rows([*points[:wanted], *[None] * (wanted - len(points))], shown, dots)
+        for index, (top, bottom) in enumerate(dot_spans(bridged(rows))):
+            if bottom >= top:
+                bits[index] |= ((1 << (bottom - top + 1)) - 1) << top
+    return bits
+
+
+def _strand_mask(left: int, right: int, top: int) -> int:
+    """Return the braille bits of the cell whose first dot row is `top`, from the bits of its two dot columns."""
+    left, right = left >> top & 15, right >> top & 15
+    return sum(bit for k, bit in enumerate(_LEFT) if left >> k & 1) | sum(
+        bit for k, bit in enumerate(_RIGHT) if right >> k & 1
+    )
+
+
 def _covered(band: Dots, top: int) -> int:
     """Return how many of the four dot rows from `top` on a band covers."""
     return max(0, min(band[1], top + 3) - max(band[0], top) + 1)
@@ -230,10 +251,12 @@ def _braille_column(
     vertical: str,
     tables: CellTables,
     overlay_first: bool,
+    strands: tuple[int, int] = (0, 0),
 ) -> Row:
     """Draw one column of `height` braille cells, two dot columns wide. Vertical dot spans of its left and right half:
     `line`, `over` (the overlay's line), and `bands` (the line's two, then the overlay's). `target`: dot row of the
-    target line; `vertical`: character of a vertical line, ""; `overlay_first`: the overlay covers the line.
+    target line; `vertical`: character of a vertical line, ""; `overlay_first`: the overlay covers the line; `strands`:
+    bits of the thin lines' dots.
     """
     empty = tables.empty
     backgrounds = [0] * height
@@ -247,6 +270,10 @@ def _braille_column(
         cells[target // 4] = tables.target[backgrounds[target // 4]][_LEFT[target % 4]]
     if vertical:
         cells = [Cell(vertical, tables.styles.quiet[band]) for band in backgrounds]
+    if strands != (0, 0):
+        for row in range(height):
+            if mask := _strand_mask(*strands, 4 * row):
+                cells[row] = Cell(chr(0x2800 + mask), tables.styles.target[backgrounds[row]])
     layers = [(over, tables.overlay, line), (line, tables.line, over)]
     for dots, table, others in reversed(layers) if overlay_first else layers:
         left, right = dots
@@ -269,9 +296,11 @@ def _ascii_column(
     vertical: str,
     tables: CellTables,
     overlay_first: bool,
+    strands: tuple[int, int] = (0, 0),
 ) -> Row:
     r"""Draw one column of `height` ASCII cells, with the arguments of `_braille_column`; one dot row is one row of
-    cells. Characters: `-` level, `/` and `\\` steep, `|` vertical, `:` band, `+` overlay, `,` the overlay's band.
+    cells. Characters: `-` level, `/` and `\\` steep, `|` vertical, `:` band, `+` overlay, `,` the overlay's band, `'`
+    a thin line.
     """
     cells: list[Cell] = []
     left, right = line
@@ -289,6 +318,8 @@ def _ascii_column(
             cells.append(Cell(character, styles.line[0]))
         elif is_over:
             cells.append(Cell("+", styles.overlay[0]))
+        elif (strands[0] | strands[1]) >> row & 1:
+            cells.append(Cell("'", styles.target[0]))
         elif vertical:
             cells.append(Cell(vertical, styles.quiet[0]))
         elif any(span[0] <= row <= span[1] for span in bands):
@@ -326,6 +357,7 @@ def draw_plot(plot: Plot, width: int, height: int, glyphs: Glyphs, memory: Colum
         rows, spans = dot_rows([*plot.overlay[:wanted], *[None] * (wanted - len(plot.overlay))], plot.shown, dots)
         over = [_dotted(span, index) for index, span in enumerate(dot_spans(bridged(rows)))]
         around = spans if plot.overlay_band else around
+    strands = _strand_bits(plot.strands, plot.shown, dots, wanted) if plot.strands else [0] * wanted
     at = None if plot.target is None else plot.shown.position(plot.target)
     target = round((1 - at) * (dots - 1)) if at is not None and 0 <= at <= 1 else None
     tables = cell_tables(plot.colour, plot.overlay_colour)
@@ -339,11 +371,12 @@ def draw_plot(plot: Plot, width: int, height: int, glyphs: Glyphs, memory: Colum
             plot.verticals.get(column, ""),
         )
         backgrounds = (*bands[left : left + 2], *around[left : left + 2])
-        key = (own, backgrounds, other, target, vertical)
+        thin = strands[left], strands[left + 1]
+        key = (own, backgrounds, other, target, vertical, thin)
         cells = store.get(key)
         if cells is None:
             cells = store[key] = draw_column(
-                height, own, backgrounds, other, target, vertical, tables, plot.overlay_band
+                height, own, backgrounds, other, target, vertical, tables, plot.overlay_band, thin
             )
         columns.append(_with_background(cells, "cursor") if column == plot.cursor else cells)
     return list(zip(*columns, strict=True))

@@ -40,6 +40,7 @@ class ChartData(NamedTuple):
     points: Sequence[Point | None] = ()
     overlay: Sequence[Point | None] = ()
     overlay_band: bool = False  # whether the overlay's band is drawn
+    strands: Sequence[Sequence[Point | None]] = ()  # thin lines of single runs; the points are then their mean
     marks: Sequence[ChartMark] = ()
     x_left: str = ""
     x_right: str = ""
@@ -108,12 +109,10 @@ def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartState)
     """Draw the part of a chart within its box: y labels and plot, or a sentence if there are no points."""
     width, height = layout.gutter + layout.plot_width, layout.plot_height
     # The interval of a mean of few runs is wider than their values, and reaches values that no run can have.
-    overlay = (
-        [point and Point(point.mean, point.mean, point.mean) for point in data.overlay]
-        if data.overlay_band
-        else data.overlay
-    )
-    shown = y_range([*data.points, *overlay], data.log_y, memory.shown)
+    overlay = _means(data.overlay) if data.overlay_band else data.overlay
+    points = _means(data.points) if data.strands else data.points
+    inside = [point for strand in data.strands for point in _means(strand)]
+    shown = y_range([*points, *overlay, *inside], data.log_y, memory.shown)
     if shown is None:
         # Report separately that a log axis has no positive values.
         return sentence(
@@ -132,6 +131,7 @@ def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartState)
         data.colour,
         data.overlay_colour,
         data.overlay_band,
+        data.strands,
     )
     rows = draw_plot(plot, layout.plot_width, height, glyphs, memory.plot)
     if not layout.gutter:
@@ -140,6 +140,11 @@ def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartState)
     if memory.gutter[0] != key:
         memory.gutter = (key, _gutter(*key))
     return [label + row for label, row in zip(memory.gutter[1], rows, strict=True)]
+
+
+def _means(points: Sequence[Point | None]) -> list[Point | None]:
+    """Return the points without their bands."""
+    return [point and Point(point.mean, point.mean, point.mean) for point in points]
 
 
 def _gutter(shown: Range, height: int, width: int) -> Rows:

@@ -35,6 +35,7 @@ class ChartContext(NamedTuple):
     overlay: Mapping[str, Series] | None = None
     overlay_name: str = ""
     overlay_band: bool = False  # its points are means with a confidence interval
+    picked: str = ""  # folder of the member whose curve is drawn as the overlay, if there is no other
     empty: str = "no value yet"
     glyphs: Glyphs = UNICODE
 
@@ -68,7 +69,12 @@ def chart_data(series: Series, context: ChartContext, columns: int) -> ChartData
         return head
     first, last = context.window
     points = _hide_after_frozen(series.view(view.axis, first, last, columns, view.smooth), context)
-    other = (context.overlay or {}).get(series.name)
+    other = (context.overlay or {}).get(series.name) or series.members.get(context.picked)
+    strands = [
+        _hide_after_frozen(one.view(view.axis, first, last, columns, view.smooth), context)
+        for one in series.members.values()
+        if one is not other
+    ]
     cursor = _cursor(series.name, context, columns)
     if context.at is not None and cursor is not None and view.inspected != series.name:
         # At an earlier step the title shows that step's value: the header's if it has one.
@@ -94,6 +100,7 @@ def chart_data(series: Series, context: ChartContext, columns: int) -> ChartData
         points=points,
         overlay=second,
         overlay_band=context.overlay_band,
+        strands=strands,
         marks=_marks(context.marks, view.axis, first, last, context.until),
         x_left=metric_text.axis_text(view.axis, first),
         x_right=metric_text.axis_text(view.axis, last),

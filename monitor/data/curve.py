@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from monitor.data.buckets import BucketPlan, CurveBuckets, Levels, aggregate
-from monitor.data.snapshot import Axis, Point
+from monitor.data.snapshot import Axis, Point, Series
 
 _AXES: Final[tuple[Axis, ...]] = ("step", "wall", "iteration")
 _TREND_S, _TREND_SHORTEST_S, _TREND_POINTS, _TREND_FEWEST = 60.0, 4.0, 48, 6
@@ -102,6 +102,11 @@ class Curve:
 
     # ------------------------------------------------------------------------------------------------------------------
     # reading
+
+    @property
+    def members(self) -> Mapping[str, Series]:
+        """Return {}: the curve of a single run."""
+        return {}
 
     @property
     def best(self) -> float | None:

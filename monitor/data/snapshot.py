@@ -118,6 +118,10 @@ class Series(Protocol):
     def nearest(self, axis: Axis, x: float) -> tuple[float, Point] | None:
         """Return (x, point) of the recorded value nearest to `x` on `axis`; None without values."""
 
+    @property
+    def members(self) -> Mapping[str, Series]:
+        """Curves of the single runs by their folders, which a chart draws as thin lines; {} for a run's own curve."""
+
 
 class Mark(NamedTuple):
     """Event of a run on the charts' x axes: a checkpoint, an evaluation, a resume or a non-finite value."""
@@ -211,8 +215,53 @@ class Ending(NamedTuple):
         return any(line.startswith("Traceback (") for line in self.traceback)
 
 
+class Member(NamedTuple):
+    """Run of a group or sweep, as a row of its table."""
+
+    name: str  # "seed 3", "trial 12"
+    id: str
+    path: str  # its folder; "" for a run that has not begun
+    state: str  # a state word of operant.runs.states, or "waiting"
+    cause: str = ""
+    score: float | None = None  # mean return of the last evaluation
+    training_return: float | None = None
+    step: int | None = None
+    share: float | None = None  # of its steps, 0 to 1
+    sps: float | None = None
+    counts: bool = True  # False: resumed with other values, so that it is left out of the mean
+    value: float | None = None  # objective of a finished trial
+    settings: str = ""  # values of the searched keys: "learning_rate=0.001  gamma=0.99"
+    positions: tuple[float | None, ...] = ()  # of these values on the axes of `Collected.axes`, 0 to 1
+
+
+class SearchAxis(NamedTuple):
+    """Searched key of a sweep as an axis: its name and the texts at its lower and upper end."""
+
+    name: str
+    low: str
+    high: str
+
+
+class Collected(NamedTuple):
+    """What a snapshot holds of several runs: those of a group or the trials of a sweep."""
+
+    kind: Literal["group", "sweep"]
+    members: tuple[Member, ...] = ()
+    figures: tuple[tuple[str, str], ...] = ()  # (label, text) of the line of key figures
+    line: str = ""  # what the bold line of the charts is: "mean of 3 seeds"
+    axes: tuple[SearchAxis, ...] = ()
+    objective: str = ""  # "score"
+    maximize: bool = True
+
+    @property
+    def best(self) -> Member | None:
+        """Finished trial with the best objective; None before the first."""
+        done = [one for one in self.members if one.value is not None]
+        return (max if self.maximize else min)(done, key=lambda one: one.value or 0.0) if done else None
+
+
 class Snapshot(NamedTuple):
-    """Everything that the screen shows of one run at one moment. Immutable."""
+    """Everything that the screen shows of one run, group or sweep at one moment. Immutable."""
 
     version: int  # increases with every change
     run: RunFacts
@@ -234,13 +283,13 @@ class Snapshot(NamedTuple):
     # warning about the run's files, or the result of a request
     notice: str = ""
     notice_level: Level = "warn"
-    members: tuple[str, ...] = ()  # folders of the runs that the curves average, with 95 % bands; (): a single run
+    collected: Collected | None = None  # of a group or sweep; None: a single run
     at_step: float | None = None  # step of figures, progress, phases and health (`Source.seek`); None: the newest
 
     @property
     def seeds(self) -> int:
         """Number of runs that the curves average; 0 for a single run."""
-        return len(self.members)
+        return 0 if self.collected is None else sum(one.counts and bool(one.path) for one in self.collected.members)
 
     @property
     def live(self) -> bool:
@@ -307,4 +356,4 @@ class RunCatalog(Protocol):
         """Return the rows of everything that can be drawn over a run's curves: groups, then runs."""
 
     def open(self, path: str) -> Source:
-        """Return the source of snapshots for the run or group in the folder `path`. Raises OperantError."""
+        """Return the source of snapshots for the run, group or sweep in the folder `path`. Raises OperantError."""

@@ -127,6 +127,7 @@ class MonitorApp(App[None]):
         self._timer: Timer | None = None
         self._message_timer: Timer | None = None
         self._watch_request: tuple[object, ...] = (None,)  # arguments of the last `Source.watch`
+        self._outer: tuple[Source, View] | None = None  # group or sweep from which the shown run was opened
 
     def compose(self) -> ComposeResult:
         """Create the app's only widget, a `RunView`, which follows `MonitorApp.model`."""
@@ -147,8 +148,8 @@ class MonitorApp(App[None]):
             self.say(self._keys_notice, alarm=True)
 
     def on_unmount(self) -> None:
-        """Stop reading the shown run and its overlay when the app ends."""
-        for source in (self.source, self.overlay):
+        """Stop reading the shown run, its overlay and its group when the app ends."""
+        for source in (self.source, self.overlay, self._outer and self._outer[0]):
             if source is not None:
                 source.close()
 
@@ -227,10 +228,12 @@ class MonitorApp(App[None]):
         if self.model is not None:
             self.model = self.model.with_(**changes)
 
-    def _show_run(self, source: Source) -> None:
-        """Show the run of `source`, with a new view that keeps only the visible parts and the smoothing."""
+    def _show_run(self, source: Source, view: View | None = None) -> None:
+        """Show the run of `source` with the given `view`, by default a new one that keeps only the visible parts and
+        the smoothing.
+        """
         previous = View() if self.model is None else self.model.view
-        view = View(
+        view = view or View(
             smoothing=previous.smoothing,
             sidebar=previous.sidebar,
             bottom=previous.bottom,
@@ -239,7 +242,12 @@ class MonitorApp(App[None]):
         )
         overlay = None if self.overlay is None else self.overlay.snapshot()
         first = Model(
-            source.snapshot(), view, overlay, readonly=self._readonly or source.readonly, own_keys=self._own_keys
+            source.snapshot(),
+            view,
+            overlay,
+            readonly=self._readonly or source.readonly,
+            own_keys=self._own_keys,
+            outer="" if self._outer is None else self._outer[0].snapshot().run.id,
         )
         self.source, self.model = source, first.with_(size=(self.size.width, self.size.height))
 
@@ -281,9 +289,13 @@ class MonitorApp(App[None]):
             self.say("the agent samples its actions" if self.model.view.sampled else "the agent acts greedily")
 
     def action_maximise(self) -> None:
-        """Show the selected chart alone, or all charts again. For a failed run without a selected chart, show its
-        traceback or log.
+        """Show the selected chart alone, or all charts again. Without a selected chart: for a group or sweep open the
+        selected run, for a failed run show its traceback or log.
         """
+        model = self.model
+        if model is not None and model.picked is not None and model.picks_run:
+            self._open_member(model.picked.path, model.picked.name)
+            return
         ending = None if self.model is None else self.model.snapshot.ending
         if (
             self.model is not None
@@ -304,8 +316,36 @@ class MonitorApp(App[None]):
         """
         before = self.model and self.model.view
         self.action_navigate("back")
-        if self.model is not None and self.model.frozen is not None and self.model.view == before:
+        if self.model is None or self.model.view != before:
+            return
+        if self.model.frozen is not None:
             self.action_freeze()
+        elif self._outer is not None:
+            self._close_member()
+
+    def _open_member(self, path: str, name: str) -> None:
+        """Open the ordinary view of a run of the shown group or sweep, from its folder `path` ("": not begun)."""
+        if not path or self.library is None or self.source is None or self.model is None:
+            self.say(f"{name} has not begun" if not path else "no other runs available")
+            return
+        try:
+            source = self.library.open(path)
+        except OperantError as error:
+            self.say(str(error), alarm=True)
+            return
+        self._outer = self.source, self.model.view
+        source.set_poll_interval(1 / self._fps)
+        self._show_run(source)
+
+    def _close_member(self) -> None:
+        """Return from a run to the group or sweep from which it was opened."""
+        if self._outer is None:
+            return
+        (outer, view), member = self._outer, self.source
+        self._outer = None
+        self._show_run(outer, view)
+        if member is not None:
+            member.close()
 
     def action_focus_next(self) -> None:
         """Select the next chart. Bound to Tab, which Textual's screens would handle themselves."""
@@ -380,8 +420,10 @@ class MonitorApp(App[None]):
         """Open the list of runs, and show the run that the user chooses."""
 
         def opened(source: Source) -> None:
-            if self.source is not None:
-                self.source.close()
+            for old in (self.source, self._outer and self._outer[0]):
+                if old is not None:
+                    old.close()
+            self._outer = None
             source.set_poll_interval(1 / self._fps)
             self._show_run(source)
 
@@ -428,7 +470,9 @@ class MonitorApp(App[None]):
         """Send the request `what` (stop, pause, checkpoint) to the trainer after the user confirms it."""
         from monitor.screen.screens import ConfirmScreen, Question
 
-        if self.model is None or self.model.readonly:
+        if self.model is not None and self.model.newest.collected is not None:
+            self.say("requests go to a single run: enter opens one", alarm=True)
+        elif self.model is None or self.model.readonly:
             self.say("this monitor is read-only", alarm=True)
         elif not self.model.newest.live:
             self.say(f"no trainer to send the request to (state: {self.model.newest.state})", alarm=True)

@@ -25,11 +25,12 @@ from monitor.charts import (
     wrapped,
 )
 from monitor.data.snapshot import Figure
+from monitor.screen import collected
 from monitor.screen.labels import LEVELS, label_of, remaining, state_sentence
 from monitor.screen.layout import inside
 from monitor.screen.model import Model
 from monitor.screen.panels import finding_line
-from monitor.screen.view import PAGES, SMOOTHING, matching
+from monitor.screen.view import SMOOTHING, matching
 from monitor.text_output import value
 from operant.text import age, count, duration, number
 
@@ -42,15 +43,12 @@ def header(model: Model, width: int, height: int) -> list[Line]:
     """
     snapshot = model.snapshot
     glyph, word, style = label_of(snapshot.state)
-    group, run = model.overlay, snapshot.run
-    left = [Piece(f" {glyph} {word}", style, bold=True)]
-    if group is not None and run.path in group.members:
-        left += [
-            Piece(f"  {group.run.id}", "bright", bold=True),
-            Piece(f" · mean of {group.seeds} seeds · run {run.id}", "dim"),
-        ]
-    else:
-        left.append(Piece(f"  {run.id}", "bright", bold=True))
+    left = [Piece(f" {glyph} {word}", style, bold=True), Piece("  ")]
+    if model.outer:
+        left.append(Piece(f"{cut(model.outer, 24)} › ", "dim", action="app.step_back"))
+    left.append(Piece(snapshot.run.id, "bright", bold=True))
+    if snapshot.collected is not None:
+        left.append(Piece(f"  {snapshot.collected.kind} of {len(snapshot.collected.members)} runs", "dim"))
     facts = _facts(model)
     free = width - length(left) - 3
     while facts and sum(width_of(text) + 3 for _, text in facts) - 3 > free:
@@ -75,7 +73,7 @@ def _facts(model: Model) -> list[tuple[int, str]]:
             if progress.up_s is not None
             else "",
         ),
-        (7, "read only" if model.readonly else ""),
+        (7, "read only" if model.readonly and model.snapshot.collected is None else ""),
     ]
     return [(weight, text) for weight, text in facts if text]
 
@@ -106,6 +104,8 @@ def figures(model: Model, width: int, height: int) -> list[Line]:
     """Draw the key figures in slots of fixed width, as many as fit in `height` lines. Figures that charts and health
     also show come last.
     """
+    if model.snapshot.collected is not None:
+        return collected.figures(model, width)
     figures, progress = model.snapshot.figures, model.snapshot.progress
     first = next((position for position, figure in enumerate(figures, 1) if figure.kind == "rate"), 0)
     slots = [_slot(figure, detailed=position == 0) for position, figure in enumerate(figures[:first])]
@@ -170,6 +170,8 @@ def _status(model: Model) -> list[Piece]:
         return [Piece(model.mode_sentence, "focus", bold=True)]
     if snapshot.notice:
         return [Piece(snapshot.notice, "focus" if snapshot.notice_level == "ok" else LEVELS[snapshot.notice_level][1])]
+    if snapshot.collected is not None:
+        return [Piece(snapshot.collected.line, "dim")] if snapshot.collected.line else []
     sentence = state_sentence(snapshot)
     if (model.plan.ending or model.plan.compact) and snapshot.ending is not None:
         hints = ["← → earlier steps"] if snapshot.progress.step is not None else []
@@ -228,7 +230,7 @@ def _tabs(model: Model) -> list[Piece]:
     screen.
     """
     pieces = []
-    for index, page in enumerate(PAGES, 1):
+    for index, page in enumerate(model.pages, 1):
         current = page == model.view.page
         text = f"{index} {page}" if model.plan.tabs or current else str(index)
         pieces.append(
@@ -255,6 +257,8 @@ def footer(model: Model, width: int, height: int) -> list[Line]:
 
 def compact_lines(model: Model, width: int, height: int) -> list[Line]:
     """Draw progress, key figures and health as lines of text, for a terminal too small for charts (such as 40x10)."""
+    if model.snapshot.collected is not None:
+        return collected.compact_lines(model, width, height)
     snapshot = model.snapshot
     lines: list[Line] = []
     if snapshot.ending is not None:

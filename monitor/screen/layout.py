@@ -42,6 +42,9 @@ class Plan(NamedTuple):
     config: bool = False
     compact: bool = False
     tabs: bool = True  # page names in the message line
+    members: bool = False  # table of the runs of a group or sweep
+    search: bool = False  # parallel coordinates and best so far of a sweep
+    table_rows: int = 0  # runs that the table shows
 
     @property
     def charts(self) -> int:
@@ -91,6 +94,39 @@ def plan(width: int, height: int, view: View, *, ending_lines: int = 0) -> Plan:
         return base._replace(config=True)
     agent = view.page == "agent"
     return base._replace(bottom=REST, agent=agent, log=not agent)
+
+
+@functools.lru_cache(64)
+def collected_plan(width: int, height: int, view: View, *, members: int, searched: bool) -> Plan:
+    """Choose the layout for a group or sweep of `members` runs: charts above the table of its runs. `searched`: it has
+    searched keys to draw as parallel coordinates.
+    """
+    small = is_small(width, height)
+    if small and view.page == "overview" and view.maximised is None:
+        return Plan(compact=True, tabs=False, table_rows=max(1, height - 4))
+    base = Plan(figure_lines=0 if small else 1, tabs=width >= 80, health=False)
+    body = max(1, height - (3 if small else 4) - base.figure_lines)
+    base = base._replace(body=body)
+    if view.maximised is not None:
+        return base._replace(columns=1, rows=1)
+    if view.page == "charts":
+        columns = max(1, min(4 if width >= 150 else 3, width // _CHART_CELLS))
+        return base._replace(columns=columns, rows=max(1, min(4, body // _CHART_LINES)))
+    if view.page == "runs":
+        return base._replace(bottom=REST, members=True, table_rows=max(1, body - 3))
+    if view.page == "search":
+        return base._replace(bottom=REST, search=True)
+    bottom = min(max(members, 1) + 3, max(6, body * 2 // 5)) if view.bottom else 0
+    columns = 1 if width < 60 else 2 if width < SIDEBAR_FROM else 3
+    left = body - bottom
+    return base._replace(
+        columns=columns,
+        rows=max(1, min(left // _CHART_LINES, max(1, left // _CHART_LINES_WANTED))),
+        bottom=bottom,
+        members=bottom > 0,
+        search=bottom > 0 and searched and width >= 120,
+        table_rows=max(1, bottom - 3),
+    )
 
 
 def _overview(base: Plan, width: int, body: int, view: View, ending_lines: int) -> Plan:

@@ -4,12 +4,13 @@ knows no widget.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from monitor.data.snapshot import Series, Snapshot
+from monitor.data.snapshot import Member, Series, Snapshot
 from monitor.screen import keys, layout, view
-from monitor.screen.view import TitleValues, View
+from monitor.screen.view import Page, TitleValues, View
+from operant.runs import LIVE
 from operant.text import count
 
 
@@ -37,6 +38,7 @@ class Model(NamedTuple):
     own_keys: Mapping[str, str] = {}  # the user's keys by command
     whole: tuple[float, float] | None = None  # range of x of the whole run; grows in jumps
     newest_x: float = 0.0  # x of the newest record
+    outer: str = ""  # id of the group or sweep from which the run was opened
 
     def with_(self, **changes: Any) -> Model:
         """Return a copy of the model with changed fields and the range of x that follows from them. While the screen is
@@ -68,9 +70,44 @@ class Model(NamedTuple):
 
     @property
     def plan(self) -> layout.Plan:
-        """Layout of the screen for the terminal's size, the view and the run's ending."""
-        ending = self.snapshot.ending
+        """Layout of the screen for the terminal's size, the view and the run's ending, or the runs of a collection."""
+        ending, collected = self.snapshot.ending, self.snapshot.collected
+        if collected is not None:
+            return layout.collected_plan(
+                *self.size, self.view, members=len(collected.members), searched=bool(collected.axes)
+            )
         return layout.plan(*self.size, self.view, ending_lines=0 if ending is None else 4 + len(ending.traceback))
+
+    @property
+    def pages(self) -> Sequence[Page]:
+        """Pages of what is shown: a run, a group or a sweep."""
+        collected = self.snapshot.collected
+        return view.PAGES if collected is None else view.COLLECTED_PAGES[collected.kind]
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """Runs of the shown group or sweep in the order of its table: of a sweep the trials with the best objective
+        first; () for a single run.
+        """
+        collected = self.snapshot.collected
+        if collected is None or collected.kind == "group":
+            return () if collected is None else collected.members
+        sign = -1.0 if collected.maximize else 1.0
+        return sorted(
+            collected.members,
+            key=lambda one: (one.value is None, 0.0 if one.value is None else sign * one.value, one.state not in LIVE),
+        )
+
+    @property
+    def picked(self) -> Member | None:
+        """Selected run of the shown group or sweep; None without runs."""
+        members = self.members
+        return members[min(self.view.member, len(members) - 1)] if members else None
+
+    @property
+    def picks_run(self) -> bool:
+        """Whether enter opens the selected run of a group or sweep, rather than acting on a chart."""
+        return self.chosen is None and self.view.page != "charts" and self.view.maximised is None
 
     @property
     def names(self) -> list[str]:

@@ -17,7 +17,14 @@ _TEXTS = ("log", "config")  # pages that scroll
 
 
 def page(model: Model, page: Page) -> View:
-    """Return the view switched to a page of the screen, at its start."""
+    """Return the view switched to a page of the screen, at its start. The keys of a run's pages switch to those of a
+    group or sweep by their position; unchanged if there is none.
+    """
+    if page not in model.pages:
+        position = view.PAGES.index(page) if page in view.PAGES else len(model.pages)
+        if position >= len(model.pages):
+            return model.view
+        page = model.pages[position]
     return view.with_page(model.view, page)
 
 
@@ -76,6 +83,8 @@ def log(model: Model) -> View:
     """Return the view with the log below the charts shown or hidden; where it does not fit, switched to the log page or
     back.
     """
+    if model.members:
+        return model.view
     if model.view.page != "overview" or not (model.plan.bottom and model.size[0] >= layout.SIDEBAR_FROM):
         return page(model, "overview" if model.view.page == "log" else "log")
     return model.view._replace(log=not model.view.log)
@@ -114,7 +123,10 @@ def move(model: Model, across: int, down: int) -> View:
         return _cursor_moved(model, across)
     if model.view.page in _TEXTS and down:
         return _scrolled(model, model.view.scroll + (down if model.view.page == "config" else -down))
-    if across and model.newest.ended:
+    if down and model.members and model.view.page != "charts":
+        last = len(model.members) - 1
+        return model.view._replace(member=min(max(min(model.view.member, last) + down, 0), last))
+    if across and model.newest.ended and not model.members:
         return _scrubbed(model, across)
     return choose(model, view.neighbour(model.names, model.chosen, across, down, model.plan.columns))
 
@@ -123,7 +135,7 @@ def wheel(model: Model, down: int) -> View:
     """Return the view with the log or configuration page scrolled by `down` notches of the mouse wheel, 3 lines each,
     negative upwards. Other pages do not scroll.
     """
-    return move(model, 0, down * _WHEEL_LINES) if model.view.page in _TEXTS else model.view
+    return move(model, 0, down * _WHEEL_LINES) if model.view.page in _TEXTS or model.members else model.view
 
 
 def _cursor_moved(model: Model, across: int) -> View:
@@ -169,6 +181,8 @@ def next_chart(model: Model, by: int) -> View:
 def turn_page(model: Model, by: int) -> View:
     """Return the view one page further down (`by` = 1) or up (-1) in charts, log or configuration."""
     current = model.view
+    if model.members and current.page != "charts":
+        return move(model, 0, by * max(1, model.plan.table_rows - 1))
     if current.page == "charts" and current.maximised is None:
         first = current.first_chart + by * model.plan.charts
         exists = 0 <= first < len(view.matching(model.snapshot.series, current.filter))

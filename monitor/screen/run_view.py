@@ -15,7 +15,8 @@ from textual.widget import Widget
 from monitor.charts.agent_picture import AgentPicture
 from monitor.charts.chart_data import ChartContext
 from monitor.charts.grid import ChartGrid
-from monitor.screen import header, layout, log, panels
+from monitor.charts.search import SearchPicture
+from monitor.screen import collected, header, layout, log, panels
 from monitor.screen.layout import REST, Plan
 from monitor.screen.model import Model
 from monitor.screen.panel import Panel
@@ -28,6 +29,7 @@ _OPTIONAL: Final = (
     "explained",
     "config",
     "compact",
+    "members",
 )  # panels that the plan's fields of the same name show or hide
 
 
@@ -47,6 +49,7 @@ class RunView(Container):
         self._has_size = False
         self.charts = ChartGrid(id="charts")
         self.agent = AgentPicture(id="agent")
+        self.search = SearchPicture(id="search")
         every = (
             Panel(header.header, id="header", classes="row"),
             Panel(header.progress, id="progress", classes="row"),
@@ -74,6 +77,12 @@ class RunView(Container):
                 depends_on=lambda model: (model.snapshot.log, model.view.scroll, model.view.filter, model.view.page),
                 id="log",
             ),
+            Panel(
+                collected.table,
+                title=collected.title,
+                depends_on=lambda model: (model.snapshot.collected, model.view.member),
+                id="members",
+            ),
             Panel(panels.health, title="Health", depends_on=lambda model: model.snapshot.health, id="health"),
             Panel(panels.time, title=panels.time_title, depends_on=lambda model: model.snapshot.phases, id="time"),
             Panel(
@@ -92,7 +101,7 @@ class RunView(Container):
         """
         panel = self.panels
         yield from (panel[name] for name in ("header", "progress", "figures", "message", "health_line"))
-        self._bottom = Container(self.agent, panel["ending"], panel["log"], id="bottom")
+        self._bottom = Container(self.agent, panel["ending"], panel["log"], panel["members"], self.search, id="bottom")
         self._main = Container(
             self.charts, panel["empty"], panel["compact"], panel["explained"], panel["config"], self._bottom, id="main"
         )
@@ -124,6 +133,8 @@ class RunView(Container):
             panel.show(model)
         if names:
             self.charts.show(names, model.snapshot.series, self._chart_context(model))
+        if plan.search and model.snapshot.collected is not None:
+            self.search.show(model.snapshot.collected, model.picked)
         if plan.agent:
             self.agent.show(
                 model.snapshot.frame, absent=model.snapshot.agent_absent, title=panels.agent_title(model.snapshot)
@@ -136,6 +147,7 @@ class RunView(Container):
         _show(panel["progress"], not layout.is_small(*size))
         self.charts.set_grid(plan.columns, plan.rows)
         _show(self.agent, plan.agent)
+        _show(self.search, plan.search)
         for name in _OPTIONAL:
             _show(panel[name], getattr(plan, name))
         _size(self._bottom, height=plan.bottom)
@@ -152,6 +164,7 @@ class RunView(Container):
             "iteration": snapshot.progress.iterations,
             "wall": snapshot.progress.up_s,
         }
+        picked = model.picked
         return ChartContext(
             model.view,
             model.window,
@@ -163,7 +176,8 @@ class RunView(Container):
             held=None if model.frozen is None else model.frozen.held,
             figures={figure.metric: figure.value for figure in snapshot.figures},
             overlay=None if model.overlay is None else model.overlay.series,
-            overlay_name=model.overlay_name,
+            overlay_name=model.overlay_name or ("" if picked is None else picked.name),
+            picked="" if picked is None or model.overlay is not None else picked.path,
             overlay_band=model.overlay is not None and model.overlay.seeds > 1,
             empty="no value yet" if snapshot.live else "no values recorded",
         )

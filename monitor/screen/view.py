@@ -12,8 +12,14 @@ from typing import Final, Literal, NamedTuple
 from monitor.charts import scale
 from monitor.data.snapshot import Axis, Series
 
-Page = Literal["overview", "charts", "agent", "time", "log", "config"]
+Page = Literal["overview", "charts", "agent", "time", "log", "config", "runs", "search"]
 PAGES: Final[tuple[Page, ...]] = ("overview", "charts", "agent", "time", "log", "config")
+"""Pages of a run, in the order of the keys 1 to 6."""
+COLLECTED_PAGES: Final[dict[str, tuple[Page, ...]]] = {
+    "group": ("overview", "charts", "runs"),
+    "sweep": ("overview", "charts", "runs", "search"),
+}
+"""Pages of a group and of a sweep, in the order of the same keys."""
 AXES: Final[tuple[Axis, ...]] = ("step", "wall", "iteration")
 SMOOTHING: Final = (0.0, 0.6, 0.9, 0.99)
 _ZOOM_MOST: Final = 10  # maximum number of halvings
@@ -47,6 +53,7 @@ class View(NamedTuple):
     inspected: str | None = None  # a metric
     cursor: float | None = None  # inspected x; None: the newest record
     at: float | None = None  # shown step of an ended run; None: its end
+    member: int = 0  # selected row of a group's or sweep's table
     scroll: int = 0  # lines up from the end of the log, or down from the start of the configuration
     agent: bool = True
     sampled: bool = False

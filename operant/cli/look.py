@@ -273,7 +273,7 @@ def monitor(
     theme: Annotated[str | None, typer.Option(metavar="dark|light")] = None,
     root: RootOption = None,
 ) -> None:
-    """Show a run, live or ended. Leaving the monitor does not affect the run."""
+    """Show a run, a group or a sweep, live or ended. Leaving the monitor does not affect it."""
     # For --help and completion only: `operant.cli.main` calls the monitor before typer is imported.
     from monitor import command
 

@@ -18,7 +18,6 @@ import os
 import re
 import shutil
 import signal
-import statistics
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -135,13 +134,14 @@ def band(values: Sequence[float]) -> Band | None:
     """Return the mean of values with its 95 % confidence interval (Student's t); None without values."""
     if not values:
         return None
-    freedom = len(values) - 1
-    quantile = _T95[freedom - 1] if 0 < freedom <= len(_T95) else 1.96 + 2.4 / max(1, freedom)
-    return Band(
-        len(values),
-        statistics.fmean(values),
-        quantile * statistics.stdev(values) / math.sqrt(len(values)) if freedom else None,
-    )
+    count, freedom = len(values), len(values) - 1
+    mean = math.fsum(values) / count
+    if not freedom:
+        return Band(1, mean, None)
+    quantile = _T95[freedom - 1] if freedom <= len(_T95) else 1.96 + 2.4 / freedom
+    # half = t * s / sqrt(n), s^2 = sum (x - mean)^2 / (n - 1); the monitor computes it for every column of a chart
+    variance = math.fsum((value - mean) ** 2 for value in values) / freedom
+    return Band(count, mean, quantile * math.sqrt(variance / count))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from operant import runs
 from operant.errors import ConfigError, OperantError, StoppedError
-from operant.runs import Run, pool, sweeps
+from operant.runs import Run, pool, results, sweeps
 from operant.runs.scheduler import Journal, Trial
-from operant.sweep import results
 from operant.sweep.study import Study, claim
 
 if TYPE_CHECKING:

@@ -83,6 +83,7 @@ some_data = st.builds(
     trend_level=st.sampled_from([None, "ok", "warn", "bad"]),
     points=some_points,
     overlay=some_points,
+    strands=st.lists(some_points, max_size=2),
     marks=some_marks,
     x_left=st.text(max_size=9),
     x_right=st.text(max_size=9),

@@ -8,8 +8,8 @@ import threading
 import pytest
 from fake_snapshots import RECORDS, table
 
+from monitor.data.collection import MeanCurve
 from monitor.data.curve_table import BUCKETS, Column, CurveTable
-from monitor.data.group_feed import MeanCurve
 from monitor.data.snapshot import Series
 
 NAN, INF = math.nan, math.inf

@@ -437,12 +437,3 @@ def test_the_list_of_keys_fits_a_small_terminal():
         lines = help_lines({}, width=width)
         assert max(sum(line.width_of(piece.text) for piece in one) for one in lines) <= width
         assert "leave the monitor; the run continues" in " ".join(written(lines).split())
-
-
-def test_the_title_of_a_group_is_its_name_with_the_number_of_seeds():
-    run = running()
-    group = run._replace(run=run.run._replace(id="usual"), members=(run.run.path, "/elsewhere"))
-    title = written(header.header(Model(run, overlay=group), 120, 1))
-    assert f"usual · mean of 2 seeds · run {run.run.id}" in title
-    other = written(header.header(Model(run, overlay=group._replace(members=("/elsewhere",))), 120, 1))
-    assert "usual" not in other and run.run.id in other

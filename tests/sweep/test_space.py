@@ -6,8 +6,9 @@ import pytest
 
 from operant.config import load, request
 from operant.errors import ConfigError, NotFoundError, UsageError
+from operant.runs import results
 from operant.sweep import plan as planning
-from operant.sweep import results, space
+from operant.sweep import space
 
 BASE = """
 [run]
