@@ -109,7 +109,10 @@ def _space(space: Any) -> str:
 
 @app.command()
 def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
-    """Check that an environment follows the environment contract, or that a robot's model (FILE.xml) is covered."""
+    """Check an environment against the contract, or a robot model.
+
+    A model is a file FILE.xml; the check names each of its elements that is not covered.
+    """
     from operant import envs
     from operant.host import names
 

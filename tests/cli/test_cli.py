@@ -318,7 +318,7 @@ def test_a_run_killed_halfway_and_resumed_ends_in_the_same_bytes(trained, here, 
     started = operant_process(tmp_path, "train", *HALFWAY, "--detach", "--name", "killed")
     assert started.returncode == 0 and "Detached. Still training" in started.stderr, started.stderr
     path = tmp_path / "runs" / "killed"
-    wait_for(lambda: list((path / "checkpoints").glob("step-*")))
+    wait_for(lambda: runs.describe(runs.load(path))["last_checkpoint_step"])
     os.kill(json.loads((path / "run.json").read_text())["pid"], signal.SIGKILL)
     ending = json.loads(wait_for(lambda: (path / "exit.json").is_file() and (path / "exit.json").read_text()))
     assert ending["signal"] == signal.SIGKILL and ending["last_step"] < STEPS

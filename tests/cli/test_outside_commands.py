@@ -160,7 +160,7 @@ class NoAction(gymnasium.Env):
         (("LunarLander-v3",), "unknown environment 'LunarLander-v3' - did you mean 'gymnasium:LunarLander-v3'?"),
         (("LunarLander",), "unknown environment 'LunarLander' - did you mean 'gymnasium:LunarLander-v3'?"),
         (("Cartpole-v9",), "unknown environment 'Cartpole-v9' - did you mean 'cartpole'?"),
-        (("InvertedPendulum-v5",), "did you mean 'gymnasium:InvertedPendulum-v5'?"),
+        (("BipedalWalker-v3",), "did you mean 'gymnasium:BipedalWalker-v3'?"),
         (("Unknown-v4",), "unknown environment 'Unknown-v4' - did you mean 'gymnasium:Unknown-v4'?"),
         (("ALE/Pong-v5",), "unknown environment 'ALE/Pong-v5' - did you mean 'ale:Pong'?"),
         (("--env", "e1.py"), "exports no ENV, but a gymnasium.Env: give its class too: e1.py:MyEnv or e1.py:NoAction"),

@@ -24,6 +24,8 @@ SIZES = {
 }
 SQUARE = [[1.0, 0, 0, 0], [0.5, 0.5, 0.5, 0.5], [0.5**0.5, 0.5**0.5, 0, 0], [0.5**0.5, 0, 0.5**0.5, 0], [0, 1.0, 0, 0]]
 POSES = 400
+PLAIN = {("plane", "sphere"), ("plane", "capsule"), ("plane", "box"), ("sphere", "capsule"), ("capsule", "capsule")}
+"""Pairs with every run of the tests: each compiles for a second or two."""
 
 
 class Pair:
@@ -97,7 +99,11 @@ def _framed(contacts: np.ndarray) -> np.ndarray:
     return framed
 
 
-@pytest.mark.parametrize("pair", collide.MOST, ids="-".join)
+@pytest.mark.parametrize(
+    "pair",
+    [pair if pair in PLAIN else pytest.param(pair, marks=pytest.mark.slow) for pair in collide.MOST],
+    ids="-".join,
+)
 def test_contacts_equal_mujocos_in_float64(pair):
     reference, counts = Pair(pair), []
     for qpos in _states(reference, 1):
