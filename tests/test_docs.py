@@ -34,7 +34,7 @@ def blocks(page, language=r"\w+"):
 
 
 def commands(page):
-    """Operant commands shown on a page, split into words; RUN and FILE in running text are placeholders."""
+    """Operant commands shown on a page, split into words; RUN, FILE and RECIPE in running text are placeholders."""
     fenced = [line for _, _, code in blocks(page, "sh") for line in code.splitlines()]
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     return [
@@ -74,7 +74,7 @@ def test_every_command_parses(page):
         name = context.params.get("environment")
         assert name is None or ".py" in name or "=" in name or name in envs.names(), words
         source = context.params.get("config")
-        made = {name.split()[1] for name, _, _ in blocks(page) if name.startswith("file ")} | {"my.toml"}
+        made = {name.split()[1] for name, _, _ in blocks(page) if name.startswith("file ")} | {"my.toml", "RECIPE"}
         assert source is None or source in made or source.endswith("/best.toml") or recipes.find_source(source), words
 
 
