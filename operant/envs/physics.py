@@ -44,7 +44,8 @@ Rules
 - `modified(model, params)` returns a changed copy of the model (`model.replace(geom_friction=...)`), for parameters of
   the robot: friction, gear, damping, ranges, gravity. They hold for a run. What MuJoCo derives from masses and lengths
   is not derived again.
-- `tally`: as in operant/envs/base.py. A last tally, `lost_contacts`, is added: contacts for which a lane had no room.
+- `tally`: as in operant/envs/base.py. Two are added: `lost_contacts`, contacts for which a lane had no room, and
+  `bad_states`, states that were not finite or too large, after which the model starts again as in MuJoCo.
 - `view`: camera of the pictures, see `View`.
 
 The model is read on first use (`PhysicsEnv.ready`), so that a file is listed and imported without `mujoco`. A run keeps
@@ -91,6 +92,9 @@ __all__ = [
 
 MODELS_VARIABLE = "OPERANT_MODELS"
 """Environment variable: folder of compiled models for a machine without `mujoco`."""
+
+COUNTERS = ("lost_contacts", "bad_states")
+"""Tallies of every environment on a model, after its own."""
 
 ALWAYS = ("qfrc_constraint",)
 """Arrays that the scratch of a step holds without being asked."""
@@ -288,7 +292,7 @@ def physics_env(
         step=_unbuilt,
         observe=_unbuilt,
         pixel_shader=_unbuilt,
-        tally=(*tally, "lost_contacts"),
+        tally=(*tally, *COUNTERS),
         step_s=step_s,
         gymnasium=gymnasium,
         ranges={} if ranges is None else ranges,
@@ -357,7 +361,7 @@ class _Read(NamedTuple):
     row: int  # first row of the state
     array: str
     first: int  # first number of the array
-    count: int
+    size: int
 
 
 @functools.cache
@@ -378,8 +382,8 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
     work, clear, forward, simulate = engine.work, engine.reset, engine.forward, engine.steps
     view = _view(model, engine, placed)
     at = {array: engine.at(array) for array in kept} | {array: engine.layout.at[array] for array in ALWAYS}
-    keep = _chain([_copy(at[read.array] + read.first, read.row, read.count) for read in placed.values()])
-    controls, lost_row, lost_tally = max(model.nu, 1), engine.LOST, len(env.tally) - 1
+    keep = _chain([_copy(at[read.array] + read.first, read.row, read.size) for read in placed.values()])
+    controls, lost, bad, counters = max(model.nu, 1), engine.LOST, engine.RESETS, len(env.tally) - len(COUNTERS)
 
     @device
     def reset(s, p, key):
@@ -396,10 +400,11 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
     def step(s, action, p, key, tally):
         w = work()
         d = view(s, p)
-        past, lost = before(d, p), s[lost_row]
+        past, lost_before, bad_before = before(d, p), s[lost], s[bad]
         simulate(s, action, w, p.frame_skip)
         keep(s, w)
-        tally[lost_tally] += s[lost_row] - lost
+        tally[counters] += s[lost] - lost_before
+        tally[counters + 1] += s[bad] - bad_before
         return reward(d, past, action, p, tally), terminated(d, p)
 
     @device
@@ -408,7 +413,7 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
 
     # Pictures: kinematics of the state, by an engine that keeps the geoms' poses.
     posed = build(model, float32, reads=READS)
-    shapes = figure(model, env.view, {name: posed.at(name) for name in READS})
+    shapes = figure(model, env.view or View(), {name: posed.at(name) for name in READS})
     posed_work, place, arrange_, rows = posed.work, posed.forward, shapes.arrange, posed.fields
 
     @device
@@ -458,10 +463,11 @@ def _reads(env: PhysicsEnv, model: Model) -> dict[str, tuple[str, int, int]]:
 
 def _view(model: Model, engine: Any, placed: Mapping[str, _Read]) -> Any:
     """Make the function `(s, p)` that returns the named fields `d` of a lane's state."""
-    Data: Any = collections.namedtuple("Data", ["qpos", "qvel", *placed, "dt"])
+    make_class: Any = collections.namedtuple  # mypy wants literal names
+    Data = make_class("Data", ["qpos", "qvel", *placed, "dt"])
     values: Any = _with_rows(_with_rows(_no_rows, engine.QPOS, model.nq), engine.QVEL, model.nv)
     for read in placed.values():
-        values = _with_rows(values, read.row, read.count)
+        values = _with_rows(values, read.row, read.size)
     timestep = float32(model.opt_timestep)
 
     @device
