@@ -33,7 +33,7 @@ from operant.physics import Engine, Model, build
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "physics"
 NAMES = (
     "half_cheetah", "walker2d_v5", "hopper", "ant", "swimmer", "reacher", "inverted_pendulum",
-    "inverted_double_pendulum", "humanoid", "humanoidstandup",
+    "inverted_double_pendulum", "humanoid", "humanoidstandup", "pusher_v5",
 )  # fmt: skip
 STEPS = 5  # per launch
 EPISODE = 200  # launches between resets

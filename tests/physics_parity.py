@@ -15,6 +15,9 @@ from numba import njit
 from operant.compute.device import FASTMATH
 from operant.physics import Engine, Model, build
 
+FAST = 1e3
+"""Speed beyond which a state is not compared: explicit drag diverges there."""
+
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 
 
@@ -57,7 +60,7 @@ def put(engine: Engine, s: np.ndarray, d: Any) -> None:
 def states(m: Any, d: Any, count: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
     """Set `d` to states along random episodes that begin near to, and far from, the initial pose; yields controls."""
     for k in range(count):
-        if k % 50 == 0 or d.warning.number.any():
+        if k % 50 == 0 or d.warning.number.any() or np.abs(d.qvel).max() > FAST:
             mujoco.mj_resetData(m, d)
             size = k // 50 % 4
             d.qpos[:] += rng.normal(size=m.nq) * (0.01, 0.1, 0.5, 1.0)[size]
@@ -86,6 +89,8 @@ def step_errors(path: str | Path, real: Any, count: int, seed: int = 0) -> Error
         rows, contacts = max(rows, d.nefc), max(contacts, d.ncon)
         if s[engine.LOST] > 0:
             lost += 1
+            continue
+        if d.warning.number.any() or np.abs(d.qvel).max() > FAST:  # MuJoCo diverges, or has just started again
             continue
         found.append(
             [

@@ -559,7 +559,7 @@ def capsule_box(pos1, mat1, size1, pos2, mat2, size2, margin):
 # BY FLAT ARRAYS
 
 
-def _flat(contacts: Any) -> Any:
+def flat(contacts: Any) -> Any:
     """Adapt a function of poses and sizes to flat arrays."""
 
     @device_call
@@ -600,5 +600,5 @@ MOST = {
 }
 """Largest number of contacts of each pair of types."""
 
-FUNCTIONS = {pair: _flat(globals()["_".join(pair)]) for pair in MOST}
+FUNCTIONS = {pair: flat(globals()["_".join(pair)]) for pair in MOST}
 """Collision function of each pair of types."""

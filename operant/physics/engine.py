@@ -22,9 +22,8 @@ from numpy import float32, int32
 
 from operant.compute.device import device, device_call
 from operant.errors import OperantError
+from operant.physics import collide, collide_convex, smooth
 from operant.physics import constants as c
-from operant.physics import smooth
-from operant.physics.collide import FUNCTIONS, MOST
 from operant.physics.layout import READS, Layout, plan
 from operant.physics.local import local_array
 from operant.physics.model import Model
@@ -35,6 +34,8 @@ from operant.physics.rows import NUMBERS, PLACES, Contacts, limit_rows
 from operant.physics.sparse import Pattern, factor, find_pattern, solve, times
 from operant.physics.tables import table
 from operant.physics.trace import Number, Tape, program
+
+FUNCTIONS, MOST = collide.FUNCTIONS | collide_convex.FUNCTIONS, collide.MOST | collide_convex.MOST
 
 RK4_STAGE = (0.5, 0.5, 1.0)  # of the step, where the stages 1, 2, 3 are evaluated
 RK4_WEIGHT = (1.0 / 6.0, 1.0 / 3.0, 1.0 / 3.0, 1.0 / 6.0)
