@@ -66,7 +66,16 @@ def test_joints_tendons_actuators_and_fluids_are_mujocos_to_rounding():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["hopper", "walker2d_v5", "inverted_pendulum", "inverted_double_pendulum", "reacher", "swimmer", "ant"],
+    [
+        "hopper",
+        "walker2d_v5",
+        "inverted_pendulum",
+        "inverted_double_pendulum",
+        "reacher",
+        "swimmer",
+        "ant",
+        "pusher_v5",
+    ],
 )
 def test_a_step_of_every_model_is_mujocos_to_rounding(name):
     errors = parity.step_errors(parity.source(name), float64, 2000)
