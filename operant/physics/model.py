@@ -88,10 +88,14 @@ class Model:
             raise OperantError("reading an MJCF model needs mujoco: pip install mujoco") from None
         text = str(source)
         read = mujoco.MjModel.from_xml_string if "<" in text else mujoco.MjModel.from_xml_path
+        # Otherwise warnings, such as of a deprecated attribute, go to stderr and to MUJOCO_LOG.TXT.
+        mujoco.set_mju_user_warning(lambda warning: None)
         try:
             compiled = read(text)
         except ValueError as error:
             raise OperantError(f"MuJoCo cannot read the model: {error}") from None
+        finally:
+            mujoco.set_mju_user_warning(None)
         return cls.from_compiled(compiled)
 
     @classmethod
