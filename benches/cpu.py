@@ -123,7 +123,7 @@ def main() -> None:
     )
     if "stepping" in wanted:
         print("| environment | lanes | M SPS, stepping |\n|---|---|---|")
-        for name in envs.names():
+        for name in bench.ordinary_names():
             for lanes in (1024, 65536) if name == "cartpole" else (65536,):
                 print(
                     f"| {name} | {lanes:,} | "

@@ -22,6 +22,7 @@ from operant.algos.ppo.config import PPOConfig as Config
 from operant.compute.graphs import Graphed
 from operant.nn import mlp
 from operant.nn.flops import step_bytes
+from operant.tools.bench import ordinary_names
 from operant.tools.rollouts import compare_devices
 from operant.training.evaluate import Evaluator
 from operant.worlds.device_world import DeviceWorld
@@ -204,7 +205,7 @@ def checks() -> list[str]:
         "| lanes whose flags differed | ages equal | |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    lines += [check_free_steps(name) for name in envs.names()]
+    lines += [check_free_steps(name) for name in ordinary_names()]
     reference = train_bytes(1, 50)
     verdicts = {
         "same seed, same bytes after 50 iterations (graphs)": train_bytes(1, 50) == reference,
@@ -247,7 +248,7 @@ def main() -> None:
         for lanes in (8192, 65536, 2**20, 2**24):
             rate, size = stepping("cartpole", lanes, repeats)
             say(f"| cartpole | {lanes:,} | {rate / 1e9:.2f} | {size} | {rate * size / bandwidth:.0%} |")
-        for name in envs.names():
+        for name in ordinary_names():
             if name != "cartpole":
                 rate, size = stepping(name, 2**20, repeats)
                 say(f"| {name} | {2**20:,} | {rate / 1e9:.2f} | {size} | {rate * size / bandwidth:.0%} |")

@@ -22,6 +22,7 @@ from operant.compute.runtime import find_device, set_threads
 from operant.config import load as config
 from operant.config import recipes
 from operant.envs import Box, Env
+from operant.envs.physics import PhysicsEnv
 from operant.errors import UsageError
 from operant.nn import step_bytes
 from operant.tools import profile
@@ -276,11 +277,17 @@ def bench(
     return Bench(name, count, load, versions, repeats, stepped, trained, solved)
 
 
+def ordinary_names() -> list[str]:
+    """List the shipped environments without robots, which take a thousand times as long and need `mujoco`."""
+    return [name for name in envs.names() if not isinstance(envs.find(name), PhysicsEnv)]
+
+
 def stepping_plan(environments: Sequence[str], lanes: Sequence[int]) -> list[tuple[Env, int]]:
     """List the pairs (environment, lanes) to step: the first environment (default CartPole) at every number of lanes,
-    the others at the largest number up to a million. Raises UsageError for an unknown name.
+    the others at the largest number up to a million. Raises UsageError for an unknown name. Robots are
+    stepped only if they are named.
     """
-    names = list(environments) or sorted(envs.names(), key=lambda name: (name != "cartpole", name))
+    names = list(environments) or sorted(ordinary_names(), key=lambda name: (name != "cartpole", name))
     try:
         listed = [envs.find(name) for name in names]
     except KeyError as error:
