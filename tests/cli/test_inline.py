@@ -320,6 +320,7 @@ def test_a_long_run_on_a_cpu_says_early_how_long_it_takes(here, tmp_path, monkey
     assert len(told) == (longest_s == 0.0) and all("a GPU is many times faster" in line for line in told)
 
 
+@pytest.mark.slow
 def test_a_target_ends_the_run(here, tmp_path):
     assert (
         inline(here, "run.steps=1M", "eval.every=2", "eval.episodes=4", "run.target=1", "run.record_hz=1000").code == 0
