@@ -1,8 +1,13 @@
-"""Commands `compare` and `plot`: scores of several runs in the terminal and as a figure. Statistics: operant/plot."""
+"""Commands `compare`, `plot` and `report`: scores of several runs in the terminal, as a figure and as a page.
+
+Statistics: operant/plot.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
+import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +20,7 @@ from operant.cli.common import (
     JsonOption,
     RootOption,
     RunNames,
+    TrustOption,
     check_free,
     out,
     print_json,
@@ -22,14 +28,17 @@ from operant.cli.common import (
     say,
     within,
 )
-from operant.errors import MachineError, NotFoundError, UsageError
+from operant.errors import MachineError, NotFoundError, OperantError, UsageError
 from operant.text import count, number, safe
 
 if TYPE_CHECKING:
     from operant.plot import Axis, Entry, Group
+    from operant.runs import Run
+    from operant.runs.sweeps import Sweep
 
 app = typer.Typer(**TYPER)
 
+_MOST_TRIALS: Final = 10
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _SPARK, _MOST_DIFFERENCES = 24, 40
 _FORMATS, _KINDS, _AXES = ("png", "svg", "pdf"), ("curves", "profile", "intervals"), ("steps", "seconds")
@@ -145,6 +154,80 @@ def plot(
     )
 
 
+@app.command()
+def report(
+    names: RunNames = None,
+    path: Annotated[str, typer.Option("--out", "-o", metavar="FILE.html", help="the file to write")] = "report.html",
+    metric: MetricOption = None,
+    axis: AxisOption = "steps",
+    smooth: SmoothOption = None,
+    label: LabelOption = None,
+    films: Annotated[bool, typer.Option("--films", help="embed a film of the best run of each group")] = False,
+    trust: TrustOption = False,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
+    root: RootOption = None,
+) -> None:
+    """Write a comparison of runs, groups and sweeps as one HTML file.
+
+    Scores with intervals, learning curves, settings that differ, machines, versions, and the commands that repeat it.
+    The file opens anywhere without a network. Of a sweep the ten best trials are shown.
+    """
+    target = Path(path).expanduser()
+    if target.suffix != ".html":
+        raise UsageError(f"--out is {safe(path, 200)!r}; its name must end in .html")
+    check_free(target, force)
+    _require("scipy", *(["PIL"] if films else []))
+    entries, labels = _entries(names, root, axis, smooth, label)
+
+    from operant import plot as plots
+    from operant.plot import report as reports
+
+    entries, left_out = plots.distinct(entries)
+    groups = plots.groups(entries, labels)
+    _say_left_out(left_out)
+    metrics = _metrics(groups, metric)
+    words = ["operant", "report", *(names or ()), *(["--films"] if films else []), "--out", target.name]
+    text = reports.page(
+        groups,
+        plots.compare(groups),
+        plots.bands(groups, metrics, _axis(axis), smooth),
+        metrics=metrics,
+        axis=axis,
+        command=shlex.join(words),
+        films=[made for group in groups if (made := _film(group, trust)) is not None] if films else (),
+    )
+    temporary = target.with_name(f".{target.stem}-{os.getpid()}{target.suffix}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, target)
+    except OSError as error:
+        raise MachineError(
+            f"{safe(target, 400)} cannot be written ({error.strerror or error}): choose another file with --out"
+        ) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    out(
+        f"{safe(target, 400)}  {len(entries)} run{'s' * (len(entries) > 1)} in {len(groups)} "
+        f"group{'s' * (len(groups) > 1)}"
+    )
+
+
+def _film(group: Group, trust: bool) -> Any:
+    """Film the best run of a group as a GIF; None, with a message, if it cannot be filmed. `trust`: run its code."""
+    from operant.cli import playing
+    from operant.plot.report import Film
+
+    best = max(group.entries, key=lambda entry: (entry.score == entry.score, entry.score))
+    with tempfile.TemporaryDirectory() as folder:
+        gif = Path(folder, "film.gif")
+        try:
+            playing.render(str(best.run.path), str(gif), size=192, seconds=5.0, fps=15.0, device="cpu", trust=trust)
+        except OperantError as error:
+            say(f"no film of {safe(group.label)}: {error}")
+            return None
+        return Film(f"{group.label}: {best.run.id}", gif.read_bytes())
+
+
 def _entries(
     names: Sequence[str] | None, root: str | None, axis: str, smooth: float | None, labels: Sequence[str] | None
 ) -> tuple[list[Entry], dict[Path, str]]:
@@ -153,7 +236,7 @@ def _entries(
     `smooth` are only checked. Raises UsageError, NotFoundError.
     """
     from operant import plot, runs
-    from operant.runs import groups
+    from operant.runs import groups, sweeps
 
     if not names:
         raise UsageError(
@@ -172,6 +255,9 @@ def _entries(
     found: list[runs.Run] = []
     own: dict[Path, str] = {}
     for name in names:
+        if (sweep := sweeps.load(name, *scope)) is not None:
+            found += _best_trials(sweep)
+            continue
         group = groups.find(name, *scope)
         members = [runs.resolve(name, *scope)] if group is None else list(group.unchanged.values())
         if group is not None and not members:
@@ -181,6 +267,17 @@ def _entries(
         if label is not None:
             own |= {run.path: label for run in members if name in given or run.path not in own}
     return plot.load_entries(found), own
+
+
+def _best_trials(sweep: Sweep) -> list[Run]:
+    """Return the runs of a sweep with the highest scores, at most ten. Raises NotFoundError if none has records."""
+    from operant import plot, runs
+
+    entries = plot.load_entries([run for run in sweep.runs.values() if len(runs.columns(run).n)])
+    if not entries:
+        raise NotFoundError(f"no run of sweep {safe(sweep.id)} has records yet: operant show {safe(sweep.id)}")
+    scored = sorted((entry for entry in entries if entry.score == entry.score), key=lambda entry: -entry.score)
+    return [entry.run for entry in (scored or entries)[:_MOST_TRIALS]]
 
 
 def _say_left_out(pairs: Sequence[tuple[Entry, Entry]]) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 from importlib.util import find_spec
 
+import made_runs
 import numpy as np
 import pytest
 from made_runs import made
@@ -338,3 +339,46 @@ def test_what_cannot_be_compared_is_one_sentence(three, here, tmp_path):
     done = here("compare", three[0].id, "--metric", "retrun")
     assert done.code == 2 and "has no metric 'retrun'; it has return, " in done.err
     assert here("plot", three[0].id, "--out", "b.svg", "--smooth", "7").code == 2
+
+
+# THE REPORT
+
+
+def test_a_report_is_one_file_without_scripts_or_addresses(tmp_path, monkeypatch):
+    from html.parser import HTMLParser
+
+    from operant import plot
+    from operant.plot import report
+
+    rows = [(10 * k, (float(k), 1.0, float(k) if k % 5 == 0 else float("nan"), 0.01)) for k in range(1, 41)]
+    evil = '<script src="https://x.example">&"\x1b[31m'
+    config = "[algo]\nname = 'ppo'\nlearning_rate = {}\n[run]\nseed = {}\n[env]\nname = '<b>env</b>'\n"
+    made = [
+        made_runs.made(
+            tmp_path, f"run{k}", rows, seed=k, config=config.format(rate, k), env=evil, device_name=evil, host=evil
+        )
+        for k, rate in ((1, 0.001), (2, 0.001), (3, 0.01), (4, 0.01))
+    ]
+    groups = plot.groups(plot.load_entries(made))
+    metrics = plot.default_metrics(groups)
+    page = report.page(
+        groups,
+        plot.compare(groups),
+        plot.bands(groups, metrics, "steps", None),
+        metrics=metrics,
+        axis="steps",
+        command=f"operant report {evil}",
+        films=[report.Film(evil, b"GIF89a")],
+    )
+    tags, loaded = [], []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag, attributes):
+            tags.append(tag)
+            loaded.extend(value for name, value in attributes if name in ("src", "href"))
+
+    Reader().feed(page)
+    assert "script" not in tags and "link" not in tags and "b" not in tags
+    assert loaded == ["data:image/gif;base64,R0lGODlh"] and "\x1b" not in page
+    assert tags.count("polyline") == 2 and tags.count("polygon") == 2, "a mean and a band for each group"
+    assert "algo.learning_rate" in page and "--seeds 2" in page and "default-src 'none'" in page

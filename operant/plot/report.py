@@ -1,0 +1,251 @@
+"""Report of a comparison as one HTML file that opens anywhere: no script, no font, no address outside of the file.
+
+Everything that comes from a run's folder is escaped text; a content security policy forbids scripts and connections.
+Knows no terminal.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from operant import runs
+from operant.plot.selection import Group
+from operant.text import count, number, safe
+
+_COLOURS: Final = 8
+_DASHES: Final = ("", "7 4", "2 3", "8 3 2 3")
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 640, 300, 58, 40, 12  # pixels of a chart and its margins
+_STYLE: Final = """
+:root { color-scheme: light dark; --ground: #fbfbf8; --text: #202226; --dim: #63666d; --rule: #d9d9d2;
+  --c0: #0072b2; --c1: #b56a00; --c2: #00795a; --c3: #a8527f; --c4: #2f86b5; --c5: #c04f00; --c6: #8c7a00;
+  --c7: #6b6b6b }
+@media (prefers-color-scheme: dark) { :root { --ground: #101216; --text: #d8dadf; --dim: #9598a0; --rule: #33363d;
+  --c0: #56b4e9; --c1: #e69f00; --c2: #1fbf92; --c3: #dd94bd; --c4: #8fd0f5; --c5: #f07a2b; --c6: #f0e442;
+  --c7: #bbbbbb } }
+body { background: var(--ground); color: var(--text); font: 16px/1.5 system-ui, sans-serif; margin: 0 auto;
+  max-width: 60rem; padding: 1.5rem 1rem 4rem }
+h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
+.wide { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+th, td { border-bottom: 1px solid var(--rule); padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top }
+th { color: var(--dim); font-weight: 500 } td.n, th.n { text-align: right }
+svg { display: block; height: auto; max-width: 100% } svg text { fill: var(--dim); font-size: 12px }
+.grid { stroke: var(--rule) } figure { margin: 1rem 0 } figcaption, .note { color: var(--dim); font-size: .875rem }
+code, pre { font: .875rem/1.5 ui-monospace, monospace } pre {
+  background: color-mix(in srgb, var(--text) 6%, transparent);
+  overflow-x: auto; padding: .6rem .8rem } .films { display: flex; flex-wrap: wrap; gap: 1rem }
+.films img { image-rendering: pixelated; max-width: 100% } .key { display: inline-block; margin-right: 1.2rem }
+.key svg { display: inline-block; vertical-align: middle; margin-right: .4rem } summary { cursor: pointer }
+"""
+
+
+class Film(NamedTuple):
+    """Film of a group's policy: the group's label and the bytes of a GIF."""
+
+    label: str
+    gif: bytes
+
+
+def page(
+    groups: Sequence[Group],
+    document: Mapping[str, Any],
+    bands: Mapping[str, Sequence[tuple[str, Any]]],
+    *,
+    metrics: Mapping[str, str],
+    axis: str,
+    command: str,
+    films: Sequence[Film] = (),
+) -> str:
+    """Compose the report of `groups` as an HTML page. `document`: result of `comparison.compare`; `bands`: curves by
+    environment, of the metric in `metrics`; `command`: the command that makes this report again.
+    """
+    environments = ", ".join(bands)
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">",
+        f"<title>Operant report: {_text(environments)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{_text(environments)}: {len(groups)} group{'s' * (len(groups) > 1)}, "
+        f"{sum(len(group.entries) for group in groups)} runs</h1>",
+        "<h2>Scores</h2>",
+        _scores(document),
+        "<h2>Learning curves</h2>",
+        *(_chart(name, lines, metrics[name], axis) for name, lines in bands.items()),
+        '<p class="note">Line: mean over seeds until the first of them ended; band: 95 % bootstrap interval; thin: '
+        "single seeds after that.</p>",
+        *(["<h2>Films</h2>", _films(films)] if films else []),
+        "<h2>Settings that differ</h2>",
+        _differences(document),
+        "<h2>Runs, machines and versions</h2>",
+        _runs(groups),
+        "<h2>Repeat it</h2>",
+        *map(_repeat, groups),
+        f"<p>This report: <code>{_text(command)}</code></p>",
+        "</body></html>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _text(value: object) -> str:
+    """Return a value as safe HTML text: control characters removed, markup escaped."""
+    return html.escape(safe(value, 2000))
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[object]], numbers: Sequence[int] = ()) -> str:
+    """Return an HTML table; the columns with an index in `numbers` are right-aligned."""
+
+    def cells(tag: str, values: Sequence[object]) -> str:
+        return "".join(
+            f"<{tag}{' class=n' if index in numbers else ''}>{_text(value)}</{tag}>"
+            for index, value in enumerate(values)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{cells("th", heads)}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _interval(estimate: Mapping[str, Any]) -> str:
+    """Return the 95 % interval of an estimate as text; "-" without one."""
+    return "-" if estimate["low"] is None else f"{number(estimate['low'])} to {number(estimate['high'])}"
+
+
+def _scores(document: Mapping[str, Any]) -> str:
+    """Return the table of scores with intervals, and the probabilities of improvement."""
+    rows = [
+        (
+            row["group"],
+            row["env"],
+            len(row["runs"]),
+            number(row["iqm"]["value"]),
+            _interval(row["iqm"]),
+            number(row["mean"]["value"]),
+            _interval(row["mean"]),
+            count(row["steps"]),
+            f"{row['seconds']:.1f}",
+        )
+        for row in document["groups"]
+    ]
+    heads = ("group", "environment", "runs", "IQM", "95 %", "mean", "95 %", "steps", "seconds")
+    parts = [
+        _table(heads, rows, (2, 3, 5, 7, 8)),
+        '<p class="note">Score: mean return of the last evaluation. IQM: interquartile mean. 95 %: stratified '
+        "bootstrap (Agarwal et al. 2021); a single run has no interval.</p>",
+    ]
+    if improvement := document["improvement"]:
+        pairs = [(f"{one['group']} than {one['over']}", f"{one['value']:.2f}", _interval(one)) for one in improvement]
+        parts.append(_table(("probability that a run scores higher", "p", "95 %"), pairs, (1,)))
+    return "\n".join(parts)
+
+
+def _chart(environment: str, lines: Sequence[tuple[str, Any]], metric: str, axis: str) -> str:
+    """Return the curves of one environment as a figure with a drawing. `lines`: (label, band)."""
+    finite = [
+        np.asarray(values)
+        for _, band in lines
+        for values in (band.mean, band.low, band.high, *(tail[1] for tail in band.tails))
+        if values is not None
+    ]
+    low, high = float(min(map(np.min, finite))), float(max(map(np.max, finite)))
+    if high <= low:
+        low, high = low - 0.5, high + 0.5
+    last = max(float(xs[-1]) for _, band in lines for xs in (band.x, *(tail[0] for tail in band.tails))) or 1.0
+    wide, tall = _WIDTH - _LEFT - 12, _HEIGHT - _BOTTOM - _TOP
+
+    def place(x: Any, y: Any) -> list[str]:
+        across, down = _LEFT + np.asarray(x) / last * wide, _TOP + (high - np.asarray(y)) / (high - low) * tall
+        return [f"{one:.1f},{other:.1f}" for one, other in zip(across, down, strict=True)]
+
+    marks = []
+    for k in range(5):
+        y, x = low + (high - low) * k / 4, last * k / 4
+        ((across, down),) = (point.split(",") for point in place([x], [y]))
+        marks.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 12}" y1="{down}" y2="{down}"/>'
+            f'<text x="{_LEFT - 8}" y="{down}" dy="4" text-anchor="end">{_text(number(y))}</text>'
+            f'<text x="{across}" y="{_HEIGHT - 20}" text-anchor="middle">{_text(count(x))}</text>'
+        )
+    keys = []
+    for k, (label, band) in enumerate(lines):
+        colour, dash = f"var(--c{k % _COLOURS})", _DASHES[k // 2 % len(_DASHES)]
+        style = f'fill="none" stroke="{colour}" stroke-dasharray="{dash}"'
+        if band.low is not None:
+            edge = " ".join([*place(band.x, band.high), *reversed(place(band.x, band.low))])
+            marks.append(f'<polygon points="{edge}" fill="{colour}" fill-opacity="0.18"/>')
+        marks.append(f'<polyline points="{" ".join(place(band.x, band.mean))}" {style} stroke-width="2"/>')
+        marks += [f'<polyline points="{" ".join(place(*tail))}" {style} stroke-width="0.8"/>' for tail in band.tails]
+        keys.append(
+            f'<span class="key"><svg width="28" height="8"><line x1="0" x2="28" y1="4" y2="4" {style} '
+            f'stroke-width="2"/></svg>{_text(label)}</span>'
+        )
+    title = f"{environment}: {metric} over {axis}"
+    return (
+        f'<figure><div>{"".join(keys)}</div><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-label="{_text(title)}">{"".join(marks)}<text x="{_WIDTH - 12}" y="{_HEIGHT - 4}" text-anchor="end">'
+        f"{_text(axis)}</text></svg><figcaption>{_text(title)}</figcaption></figure>"
+    )
+
+
+def _films(films: Sequence[Film]) -> str:
+    """Return the films, each with the label of its group."""
+    shown = (
+        f'<figure><img alt="{_text(film.label)}" src="data:image/gif;base64,{base64.b64encode(film.gif).decode()}">'
+        f"<figcaption>{_text(film.label)}</figcaption></figure>"
+        for film in films
+    )
+    return f'<div class="films">{"".join(shown)}</div>'
+
+
+def _differences(document: Mapping[str, Any]) -> str:
+    """Return the table of configuration keys in which the groups differ."""
+    if not document["differences"]:
+        return "<p>None: the groups have the same configuration.</p>"
+    heads = ("key", *(row["group"] for row in document["groups"]))
+    rows = [
+        (key, *("-" if value is None else value for value in values)) for key, values in document["differences"].items()
+    ]
+    return _table(heads, rows)
+
+
+def _runs(groups: Sequence[Group]) -> str:
+    """Return the table of all runs with their machines and versions."""
+    rows = []
+    for group in groups:
+        for entry in group.entries:
+            document = entry.run.document
+            device = runs.text_of(document, "device_name") or runs.text_of(document, "device") or "-"
+            rows.append(
+                (
+                    group.label,
+                    entry.run.id,
+                    "-" if entry.seed is None else entry.seed,
+                    number(entry.score),
+                    count(float(entry.columns.step[-1])),
+                    f"{float(entry.columns.seconds[-1]):.1f}",
+                    device,
+                    runs.text_of(document, "host") or "-",
+                    runs.text_of(document, "version") or "-",
+                )
+            )
+    heads = ("group", "run", "seed", "score", "steps", "seconds", "device", "host", "Operant")
+    return _table(heads, rows, (2, 3, 4, 5))
+
+
+def _repeat(group: Group) -> str:
+    """Return the configuration of a group, and the command that trains it again with the same seeds."""
+    seeds = sorted(entry.seed for entry in group.entries if isinstance(entry.seed, int))
+    words = [f"run.seed={seeds[0]}"] if seeds else []
+    words += [f"--seeds {len(seeds)}"] if len(seeds) > 1 else []
+    first = group.entries[0].run
+    text = first.config_path.read_text(encoding="utf-8", errors="replace") if first.config_path.is_file() else ""
+    shown = html.escape(safe(text, 4000, lines=True))
+    return (
+        f"<p>{_text(group.label)}: save its configuration as config.toml, then "
+        f"<code>operant train --config config.toml {_text(' '.join(words))}</code></p>"
+        f"<details><summary>config.toml</summary><pre>{shown}</pre></details>"
+    )
