@@ -143,7 +143,8 @@ class Worker:
     """A checkout's worker process."""
 
     def __init__(self, checkout: Path) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(checkout)}
+        paths = [str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve()), "--work"],
             stdin=subprocess.PIPE,
