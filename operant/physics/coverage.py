@@ -8,7 +8,7 @@ from typing import Any
 from operant.errors import OperantError
 from operant.physics import constants as c
 
-INSTEAD = 'use physics = "mujoco_warp" for this model'
+INSTEAD = "step the model by MuJoCo itself, in a gymnasium.Env (--env FILE.py:CLASS)"
 
 
 def refuse_uncovered(m: Any, labels: Mapping[str, tuple[str, ...]]) -> None:
@@ -45,6 +45,8 @@ def _uncovered(m: Any, labels: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     for k in range(m.njnt):
         if m.jnt_stiffnesspoly[k].any() or (m.jnt_type[k] < c.SLIDE and m.jnt_stiffness[k]):
             yield f"the spring of {name('joint', k)}"
+        if m.jnt_limited[k] and m.jnt_type[k] < c.SLIDE:
+            yield f"the limit of {name('joint', k)}, a ball joint"
     if m.dof_dampingpoly.any() or m.tendon_dampingpoly.any() or m.tendon_stiffnesspoly.any():
         yield "polynomial springs and dampers"
     if m.actuator_damping.any() or m.actuator_armature.any() or m.tendon_armature.any():

@@ -24,6 +24,7 @@ from operant.compute.device import device, device_call
 from operant.errors import OperantError
 from operant.physics import collide, collide_convex, smooth
 from operant.physics import constants as c
+from operant.physics.coverage import INSTEAD
 from operant.physics.layout import READS, Layout, plan
 from operant.physics.local import local_array
 from operant.physics.model import Model
@@ -135,7 +136,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...]) -> Engine:
             labels = [m.names("geom")[g] or str(g) for g in pair.geoms]
             raise OperantError(
                 f"the physics engine does not collide a {names[0]} with a {names[1]} (geoms {labels[0]} and "
-                f'{labels[1]}): exclude the pair by contype and conaffinity, or use physics = "mujoco_warp"'
+                f"{labels[1]}): exclude the pair by contype and conaffinity, or {INSTEAD}"
             )
         functions[pair.types(m)] = FUNCTIONS[names]
         most.append(MOST[names])
