@@ -125,6 +125,7 @@ def load_network(params_ptr, tower, SPEC: tl.constexpr, FIRST: tl.constexpr = Tr
     for k in tl.static_range(len(SPEC.weights)):
         weight_ptr = params_ptr + SPEC.weights[k] + tower * (SPEC.hidden[k + 1] * SPEC.hidden[k])
         weight = load_matrix(weight_ptr, SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k])
+        # In tf32 scaled by 1 + 3.5e-4, since the activations are truncated; see kernels/ops/linear.py.
         weights = weights + (weight_operand(weight, SPEC),)
         unit = tl.arange(0, SPEC.hidden_pad[k + 1])
         bias_ptr = params_ptr + SPEC.biases[k] + tower * SPEC.hidden[k + 1] + unit
@@ -146,7 +147,7 @@ def hidden_forward(z, network, SPEC: tl.constexpr, LAYER: tl.constexpr):
     next product, and the tensors saved for the backward pass. z (rows, H) are pre-activations, bias included; with
     layer normalization h = f(gain x_hat + bias), x_hat = (z - mean) / std.
 
-    The latter is `saved_activation(z, h)`; with layer normalization it is x_hat as an operand and 1 / std (rows).
+    Saved is `saved_activation(z, h)`; with layer normalization x_hat as an operand and 1 / std (rows).
     """
     if SPEC.layer_norm:
         _first, _weights, _biases, _last, _last_bias, gains, norm_biases = network
@@ -166,7 +167,7 @@ def hidden_backward(grad_h, saved, network, SPEC: tl.constexpr, LAYER: tl.conste
     bias, (rows, H) each, from that in h, `grad_h` (rows, H). `saved`: the layer's saved tensors; `network`: as
     `load_network` returns it.
 
-    Each is (rows, H); the latter two are to be summed over rows, and mean nothing without layer normalization.
+    Those in the gain and the bias are to be summed over rows, and mean nothing without layer normalization.
     """
     if SPEC.layer_norm:
         _first, _weights, _biases, _last, _last_bias, gains, norm_biases = network
@@ -186,7 +187,7 @@ def forward(x, network, SPEC: tl.constexpr):
     """Run a tower on features x (rows, columns_pad): return its outputs (rows, out_pad), the activations and the
     tensors saved for the backward pass. `network` is as `load_network` returns it.
 
-    Outputs are (rows, out_pad); the other two are tuples with one entry per hidden layer, see `hidden_forward`.
+    Activations and saved tensors are tuples with one entry per hidden layer, see `hidden_forward`.
     """
     # The first product has at least tf32: bf16 would round away small differences of large raw observations.
     z = tl.dot(x, tl.trans(network[0]), input_precision="ieee" if SPEC.precision == "ieee" else "tf32")

@@ -93,7 +93,7 @@ def one_hot(x, column, normalizer_ptr, SPEC: tl.constexpr):
     """One-hot encode x (rows, columns), which holds feature `feature_of(column)` in each column: 1 or 0 for a category;
     numeric features are unchanged.
 
-    x holds feature `feature_of(column)` in each column. A value outside of the k categories encodes as zeros.
+    A value outside of the k categories encodes as zeros.
     """
     if SPEC.partial_one_hot:
         category = tl.load(normalizer_ptr + SPEC.columns + column, mask=column < SPEC.columns, other=-1.0)[None, :]

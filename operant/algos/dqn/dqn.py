@@ -5,14 +5,17 @@ prioritised replay, and Polyak targets. Only legal actions count in a maximum, a
 
 One iteration is T ticks, steps of all N lanes (`ReplayAlgorithm` in operant/algos/base.py):
 
-    for t in 0 ... T - 1: `act`, step the world, store N transitions in the replay, then each `update` that is due
+    for t in 0 ... T - 1: `act`, step the world, store N transitions in the replay, then each update that is
+                              due, `algo.updates_per_step` of them a tick
+    after T ticks: the running mean and variance of the normalizers
 
-Until the replay holds `algo.learning_starts` transitions, actions are random (`cycle.warming` is 1) and updates change
-nothing (`cycle.skip` is 1): on a GPU the iteration is one CUDA graph, which cannot branch.
+Actions are random for the first `algo.learning_starts` steps (`cycle.warming` is 1). Updates change nothing while the
+replay holds fewer transitions (`cycle.skip` is 1). Both are decided at the start of an iteration: on a GPU it is one
+CUDA graph, which cannot branch.
 
 This file is the specification, in torch and autograd, and reads from top to bottom. Its last part is for the monitor:
 thresholds and explanations of the metrics. `cpu.py` replaces the networks' passes by hand-written ones on a CPU, and
-`fused/` everything by Triton kernels on a GPU; both are tested against it.
+`fused/` everything by Triton kernels on a GPU, unless `algo.kernels = "torch"`; both are tested against it.
 
 Shape letters: T ticks, N lanes, B samples of a batch, A actions, K atoms of a distribution, H = A K (or (A + 1) K,
 duelling) outputs of the network.
@@ -240,13 +243,16 @@ class DQN(ReplayAlgorithm):
         """
         config, cycle, skip = self.config, self.cycle, self.cycle.skip
         # B transitions: observation (O, B), action (1, B), n-step reward (B), discount (B), next_observation (O, B).
-        # `weight` (B): importance-sampling weights of prioritised replay; None: all are 1.
+        # `weight` (B): importance-sampling weights of prioritised replay; None: all are 1. Of the iteration's ticks the
+        # first `ticks` are stored. The newest n (`n_step`) stored ticks are not sampled; each shard of lanes has
+        # equally many samples.
         batch, weight = cycle.sampler.sample(ticks, number)
 
         # One step of Adam down the gradient of E[w (Q(s, a) - y)^2] / 2, clipped to a norm; see `q_target`, `q_loss`.
         target = q_target(self.policy.distribution, *self.next_outputs(batch), batch)
         result = self.gradient(batch, target, weight)
-        cycle.sampler.set_priorities(result.priority, skip)
+        cycle.sampler.set_priorities(result.priority, skip)  # |Q - y|; with C51 the cross-entropy
+        # The gradient is averaged over the ranks first, then clipped.
         gradient_norm = clip_gradient(self.policy.flat.gradient, config.max_gradient_norm, self.exchange)
         self.optimizer.step(skip)
 

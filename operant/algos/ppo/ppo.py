@@ -5,15 +5,17 @@ This file is the specification, in torch and autograd: first the loss, then `Tor
 order of an iteration:
 
     collect   for t in 0 ... T - 1: `act` on the observations (O, N), step the world; then `bootstrap` values
-    update    `estimate_advantages`; for each epoch, for each minibatch: `step` = `loss`, gradient, clip, Adam; then
-              `update_normalizers`
+    update    `learn`: `estimate_advantages`; a new random order of the blocks; the method `update`, for each epoch, for
+              each minibatch: `step` = `loss`, gradient, clip, Adam; then `update_normalizers`
 
 `PPO`, below, allocates what it works on and makes the two halves phases, each one CUDA graph on a GPU: buffers are
 fixed, and nothing is read back to the host. The last part of the file is what a monitor says about the metrics.
 
 Neighbours override parts of `TorchBackend` and are tested against it: `cpu.py` (hand-written backward pass), `fused/`
 (Triton kernels), `memory.py` (recurrent policies) and `overlap.py` (collection of the next rollout during the update).
-`operant.algos.ppo` chooses among them.
+`operant.algos.ppo` chooses among them. An experiment with the loss: change it here and set `algo.kernels = "torch"`.
+With "auto" neither a CPU nor a GPU runs this loss, except for networks that the other backends do not support.
+`operant.algos.simple` has base classes of an algorithm in one file.
 
 Shape letters: T steps, N lanes, A rows of an action, U rows of noise, O rows of an observation, H action parameters
 (logits, or means), M blocks of a rollout, B samples of a minibatch, E terms of the loss.
@@ -132,9 +134,11 @@ def loss_of_outputs(
     """Return the loss of a minibatch and its terms, given the network's outputs on it: `parameters` of the action
     distribution (H, B) and `value` (B).
 
-    `cpu.py` and `fused/kernels.py` write out the gradient of this loss by hand. Change it in all three: the tests of
-    both compare them with this function.
+    An experiment with the loss: change it here and set `algo.kernels = "torch"`. With "auto" neither a CPU nor a GPU
+    runs this function, except for networks that the other backends do not support. `cpu.py` and `fused/kernels.py`
+    write out the gradient of this loss by hand, and their tests compare them with this function.
     """
+    # Gaussian: std is a parameter, not a function of the state; with squash log p of tanh, the entropy without it.
     log_probability, entropy = policy.distribution.log_probability_and_entropy(parameters, batch.action)  # (B) each
 
     # L_CLIP = E[min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)], r = pi(a|s) / pi_old(a|s): equation 7.
@@ -170,9 +174,13 @@ def loss_of_outputs(
 class TorchBackend(OnPolicyBackend):
     """PPO by torch operations and autograd: the specification for all other backends.
 
+    The phase `update` is `OnPolicyBackend.learn`, which runs `estimate_advantages`, draws a new order of the blocks,
+    and runs `update` and `update_normalizers`, in this order.
+
     `collector.rollout` holds what the world writes, T steps of N lanes: observation (T + 1, O, N), reward, terminated
     and truncated (T, N). `experience` holds what PPO adds: raw actions (T, A, N), log_probability, advantage and
-    returns (T, N), value (T + 1, N).
+    returns (T, N), value (T + 1, N). `cycle.rollout` is the rollout that is learned from: the same one, except in the
+    backend that acts with `algo.overlap`.
     """
 
     name, terms = "torch", TERMS
@@ -186,6 +194,7 @@ class TorchBackend(OnPolicyBackend):
         super().__init__(ppo)
         self.return_normalizer, self.accrued_returns = ppo.return_normalizer, ppo.accrued_returns
         self.microbatch = self.config.microbatch
+        # products by shard and chunk: the same bits on any number of ranks
         self.cut = self.config.chunks is not None or self.exchange.ranks > 1
         self.acts_on_slices = self.device.type == "cuda" and not self.cut
         if self.config.chunks is None:
@@ -259,13 +268,15 @@ class TorchBackend(OnPolicyBackend):
         cycle, config = self.cycle, self.config
         residual = self.experience.returns - self.experience.value[:-1]
         explained_variance = cycle.explained_variance(residual, cut=config.chunks is not None)  # 1 - Var(R - V) / Var R
-        cycle.anneal()
+        cycle.anneal()  # learning rate x max(0, 1 - iteration / iterations of anneal_steps), if algo.anneal
         cycle.skip.zero_()
 
-        # For each epoch a random order of the rollout's blocks (M): up to 32 neighbouring lanes of one step.
+        # For each epoch a random order of the rollout's blocks (M): up to 32 neighbouring lanes of one step. `learn`
+        # has drawn it. Blocks are permuted within each shard of lanes (up to 8 aligned ranges), so that a minibatch has
+        # equally many of each.
         totals = torch.zeros(len(TERMS) + 1, device=self.device)  # sums of the loss's terms and of the gradient's norm
         batches = (batch for order in cycle.minibatches.order for batch in self.batches(order.long()))
-        for batch in itertools.islice(batches, config.updates):
+        for batch in itertools.islice(batches, config.updates):  # epochs x minibatches, or by algo.replay_ratio
             totals += self.step(batch)
         cycle.iteration.add_(1)
 

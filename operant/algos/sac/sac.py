@@ -3,14 +3,17 @@ return plus entropy.
 
 One iteration is T ticks, steps of all N lanes (`ReplayAlgorithm` in operant/algos/base.py):
 
-    for t in 0 ... T - 1: `act`, step the world, store N transitions in the replay, then each `update` that is due
+    for t in 0 ... T - 1: `act`, step the world, store N transitions in the replay, then each update that is
+                              due, `algo.updates_per_step` of them a tick
+    after T ticks: the running mean and variance of the normalizers
 
-Until the replay holds `algo.learning_starts` transitions, actions are random (`cycle.warming` is 1) and updates change
-nothing (`cycle.skip` is 1): on a GPU the iteration is one CUDA graph, which cannot branch.
+Actions are random for the first `algo.learning_starts` steps (`cycle.warming` is 1). Updates change nothing while the
+replay holds fewer transitions (`cycle.skip` is 1). Both are decided at the start of an iteration: on a GPU it is one
+CUDA graph, which cannot branch.
 
 This file is the specification, in torch and autograd, and reads from top to bottom. Its last part is for the monitor:
 thresholds and explanations of the metrics. On a GPU the same updates run in fused Triton kernels
-(`operant.kernels.actor_critic`), which are tested against it.
+(`operant.kernels.actor_critic`), which are tested against it and replace `update`, unless `algo.kernels = "torch"`.
 
 Shape letters: T ticks, N lanes, B samples of a batch, O observation, K features (of a normalized or one-hot encoded
 observation), A actions, C critics.
@@ -181,6 +184,7 @@ class SAC(ReplayAlgorithm):
         """Sample the actions of tick t (step of all lanes) from the actor, or uniformly while `cycle.warming` is 1."""
         cycle, actor = self.cycle, self.actor
         noise = cycle.collector.noise[t]  # (2 A, N)
+        # log std = -5 + 3.5 (tanh(output) + 1), in [-5, 2]
         parameters = actor.forward(actor.features(cycle.rollout.observation[t]))  # means and log stds, (2 A, N)
         sampled = actor.distribution.sample(parameters, noise)  # tanh(mean + std e), (A, N), in [-1, 1]
         uniform = torch.sub(2.0 * noise[: len(sampled)], 1.0)
@@ -196,7 +200,9 @@ class SAC(ReplayAlgorithm):
         """
         config, skip = self.config, self.cycle.skip
         # B transitions: observation (O, B), action (A, B), n-step reward (B), discount (B), next_observation (O, B).
-        # `weight` (B): importance-sampling weights of prioritised replay; None: all are 1.
+        # `weight` (B): importance-sampling weights of prioritised replay; None: all are 1. Of the iteration's ticks the
+        # first `ticks` are stored. The newest n (`n_step`) stored ticks are not sampled; each shard of lanes has
+        # equally many samples.
         batch, weight = self.cycle.sampler.sample(ticks, number)
         temperature = self.log_temperature.exp()
         features = self.actor.features(batch.observation)  # (K, B)
@@ -205,14 +211,17 @@ class SAC(ReplayAlgorithm):
         # `max_gradient_norm` is not 0; the targets follow by Polyak averaging: Q' <- (1 - tau) Q' + tau Q.
         critic, next_log_prob = self.critic_loss(batch, features, temperature, weight)
         self.critic_flat.backward(critic.loss)
+        # priority: |Q - y|, mean over critics; with C51 and continuous actions the cross-entropy
         self.cycle.sampler.set_priorities(critic.priority, skip)
+        # The gradient is averaged over the ranks first, then clipped.
         gradient_norm = clip_gradient(self.critic_flat.gradient, config.max_gradient_norm, self.exchange)
         self.critic_adam.step(skip)
         with torch.no_grad():
             self.target_flat.values.lerp_(self.critic_flat.values, config.tau * (1.0 - skip))
 
         # Actor, in every `actor_delay`-th update: minimise E[alpha log pi(a|s) - min_c Q_c(s, a)]. Gradients flow
-        # through the critics, into the actor alone.
+        # through the critics, into the actor alone. The last of every d = `actor_delay` updates steps the actor once;
+        # CleanRL takes d steps there to compensate.
         if config.actor_learns(number):
             actor_loss, log_prob = self.actor_loss(batch, features, temperature)
             self.actor.flat.backward(actor_loss)

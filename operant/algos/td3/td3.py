@@ -3,14 +3,17 @@ with a standard deviation of exploration noise per lane.
 
 One iteration is T ticks, steps of all N lanes (`ReplayAlgorithm` in operant/algos/base.py):
 
-    for t in 0 ... T - 1: `act`, step the world, store N transitions in the replay, then each `update` that is due
+    for t in 0 ... T - 1: `act`, step the world, store N transitions in the replay, then each update that is
+                              due, `algo.updates_per_step` of them a tick
+    after T ticks: the running mean and variance of the normalizers
 
-Until the replay holds `algo.learning_starts` transitions, actions are random (`cycle.warming` is 1) and updates change
-nothing (`cycle.skip` is 1): on a GPU the iteration is one CUDA graph, which cannot branch.
+Actions are random for the first `algo.learning_starts` steps (`cycle.warming` is 1). Updates change nothing while the
+replay holds fewer transitions (`cycle.skip` is 1). Both are decided at the start of an iteration: on a GPU it is one
+CUDA graph, which cannot branch.
 
 This file is the specification, in torch and autograd, and reads from top to bottom. Its last part is for the monitor:
 thresholds and explanations of the metrics. On a GPU the same updates run in fused Triton kernels
-(`operant.kernels.actor_critic`), which are tested against it.
+(`operant.kernels.actor_critic`), which are tested against it and replace `update`, unless `algo.kernels = "torch"`.
 
 Shape letters: T ticks, N lanes, B samples of a batch, O observation, K features (of a normalized or one-hot encoded
 observation), A actions, C critics.
@@ -194,7 +197,9 @@ class TD3(ReplayAlgorithm):
         """
         config, skip = self.config, self.cycle.skip
         # B transitions: observation (O, B), action (A, B), n-step reward (B), discount (B), next_observation (O, B).
-        # `weight` (B): importance-sampling weights of prioritised replay; None: all are 1.
+        # `weight` (B): importance-sampling weights of prioritised replay; None: all are 1. Of the iteration's ticks the
+        # first `ticks` are stored. The newest n (`n_step`) stored ticks are not sampled; each shard of lanes has
+        # equally many samples.
         batch, weight = self.cycle.sampler.sample(ticks, number)
         features = self.actor.features(batch.observation)  # (K, B)
 
@@ -202,7 +207,9 @@ class TD3(ReplayAlgorithm):
         # `max_gradient_norm` is not 0.
         critic = self.head.loss(self.critic(features, batch.action), self.critic_target(batch), weight)
         self.critic_flat.backward(critic.loss)
+        # priority: |Q - y|, mean over critics; with C51 the cross-entropy
         self.cycle.sampler.set_priorities(critic.priority, skip)
+        # The gradient is averaged over the ranks first, then clipped.
         gradient_norm = clip_gradient(self.critic_flat.gradient, config.max_gradient_norm, self.exchange)
         self.critic_adam.step(skip)
         reward_scale = self.reward_scale.factor
@@ -216,8 +223,8 @@ class TD3(ReplayAlgorithm):
         if not config.actor_learns(number):
             return
 
-        # Actor, in every `actor_delay`-th update: maximise the first critic's value of its actions. `constant`: no
-        # gradient in the critic's weights.
+        # Actor, in the last of every `actor_delay` updates, one step: maximise the first critic's value of its actions.
+        # `constant`: no gradient in the critic's weights.
         action = self.actor.forward(features).tanh()
         actor_loss = -self.head.values(self.critic(features, action, constant=True))[0].mean()
         self.actor.flat.backward(actor_loss)

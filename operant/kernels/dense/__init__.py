@@ -1,8 +1,8 @@
 """Dense engines: acting, gradients and optimizer steps of a network in a few Triton kernels.
 
 An algorithm passes a `Task`: its buffers, its loss and its other Triton functions. `select` chooses the tile config;
-`resident`, `per_layer` and `convolution` launch kernels of `operant.kernels`, which are compiled from a spec. Modules
-that import Triton are imported where they are used, so that runs without it start faster.
+`learner` (`ResidentLearner`), `per_layer` and `convolution` launch kernels of `operant.kernels`, compiled from a spec.
+Modules that import Triton are imported where they are used, so that runs without it start faster.
 """
 
 from __future__ import annotations

@@ -61,9 +61,7 @@ def store_total(
     total, block, column, width, grad_ptr, squares_ptr, x_ptr, update, SPEC: tl.constexpr, RECORD: tl.constexpr
 ):
     """Store 32 elements of the gradient, `total`, and the sum of their squares; the last block of 32 columns holds the
-    loss terms instead, and is passed to RECORD.
-
-    The last block holds the loss terms instead of gradients and calls `RECORD(terms, column, x_ptr, update, SPEC)`.
+    loss terms instead, and calls `RECORD(terms, column, x_ptr, update, SPEC)`.
     """
     if (block + 1) * REDUCE_COLUMNS < width:
         tl.store(grad_ptr + column, total)

@@ -8,13 +8,19 @@
 | launch, after the T steps | grid                     | computes                                                    |
 |---------------------------|--------------------------|-------------------------------------------------------------|
 | `bootstrap_values`        | (lanes / BLOCK_M, T + 1) | V of the last observation, and of truncated lanes           |
+| reward scaling            |                          | torch, in `estimate_advantages`; inherited                  |
 | `advantage_body`          |                          | GAE: advantages, returns (T, N); `operant.data.returns`     |
+| `order_body`              |                          | orders of the blocks; `operant.data.minibatches`; inherited |
 | `part_moments`            | (parts, shards)          | moments of advantages and returns, in parts                 |
 | `begin`                   | (1,)                     | mean, std of advantages; explained variance; learning rate  |
 | per minibatch `backward`  | (chunks, towers)         | forward, loss, backward pass: partial sums (chunks, P + 32) |
 | ... `reduce_partials`     | ((P + 32) / 32,)         | gradient (P), its squares; `record`: the loss terms         |
 | ... `adam_step`           | (P / 256,)               | clipped step of the parameters (P)                          |
 | `finish`                  | (1,)                     | statistics of the iteration                                 |
+| `update_normalizers`      |                          | torch: running mean and variance; inherited                 |
+
+`FusedBackend` overrides `act`, `bootstrap` and `update`. The rest is inherited from `TorchBackend`: `learn` with
+`estimate_advantages`, the order of the blocks and `update_normalizers`. Advantages are normalized where they are read.
 
 T steps, N lanes, A rows of an action, P parameters. The actor and the critic are a *tower* each, unless they share a
 trunk. A *chunk* is the part of a minibatch whose samples one program adds up; the world's lanes fall into *shards*,
@@ -22,8 +28,10 @@ aligned ranges of which every minibatch takes equally much.
 
 Reading order: this table; `kernels.py`, PPO's own part (loss, `begin`, `record`); `operant.kernels.dense.learner`,
 which launches (`Learner.update`); then the kernels `operant.kernels.backward` with `operant.kernels.network`,
-`operant.kernels.ops.reduce` and `operant.kernels.ops.adam`. Wider networks have other kernels in place of `act`,
-`bootstrap_values` and `backward` (`operant.kernels.dense.per_layer`).
+`operant.kernels.ops.reduce` and `operant.kernels.ops.adam`. Networks that one program cannot hold
+(`operant.kernels.tile_config.suits_resident`; all with a layer of more than 128 units, at most 512) have other kernels
+in place of `act`, `bootstrap_values` and `backward` (`operant.kernels.dense.per_layer`). From 65 units on either may be
+chosen, in tf32 and bf16.
 
 Triton is imported only where it is used, so that a run without it does not wait for the import. Tested against
 `ppo.TorchBackend`: the same buffers, noise and order of minibatches, and sums of floats in a fixed order.

@@ -230,7 +230,7 @@ def _policy_loss(out, column, action, advantage, old_log_p, log_std, clip, entro
         action_log_p, sample_entropy = tl.sum(log_p * selected, axis=1), -tl.sum(p * log_p, axis=1)
         grad_log_p, surrogate, kl, clipped = _surrogate(action_log_p, old_log_p, advantage, clip)
         grad_out = entropy_coefficient * p * (log_p + entropy) - grad_log_p[:, None] * (selected - p)
-        grad_log_std = grad_out
+        grad_log_std = grad_out  # not read
     else:
         # d log p / d mean = z / std; d log p / d log_std = z^2 - 1, z = (a - mean) / std; dH / d log_std = 1
         # log p = sum of -z^2 / 2 - log_std - log(2 pi) / 2 (with SPEC.squash also - log |d tanh a / da|), and z.
@@ -271,7 +271,7 @@ def _gradient(
     out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC: tl.constexpr, VALUE_CLIPPED: tl.constexpr
 ):
     """Return gradients of B times the loss in the outputs and in log_std, (rows, out_pad) each, and the loss terms, a
-    tuple of (rows) in the order of `TERMS`; all zero out of bounds. B is the minibatch's size.
+    tuple of (rows) as `record` takes them; all zero out of bounds. B is the minibatch's size.
 
     | parameter  | shape           | meaning                                                           |
     |------------|-----------------|-------------------------------------------------------------------|
@@ -284,6 +284,7 @@ def _gradient(
     | scalars    | tuple           | as `load_scalars` returns it                                      |
     """
     column = tl.arange(0, SPEC.out_pad)
+    # fields: (advantage, old log p) of the actor, (return, old value) of the critic, all four with a shared trunk
     action, fields = targets
     mean, inv_std, clip, entropy_coefficient, value_clip, value_coefficient = scalars
     grad_out = tl.zeros_like(out)
@@ -303,7 +304,9 @@ def _gradient(
         grad_out = tl.where((column == SPEC.head_rows)[None, :], grad_value[:, None], grad_out)
     grad_out = tl.where(in_bounds[:, None], grad_out, 0.0)
     grad_log_std = tl.where(in_bounds[:, None], grad_log_std, 0.0)
-    terms = (surrogate, squared, entropy, kl, clipped)  # in the order of `TERMS`
+    # In the order of `TERMS`, but the objective, and the squared error without 1/2: `record` has the factors -1 and
+    # 1/2.
+    terms = (surrogate, squared, entropy, kl, clipped)
     tl.static_assert(len(terms) == TERM_COUNT)
     tl.static_assert((STAT.policy_loss == 0) & (STAT.value_loss == 1) & (STAT.entropy == 2))
     tl.static_assert((STAT.approx_kl == 3) & (STAT.clip_fraction == 4))
@@ -391,12 +394,15 @@ def record(terms, column, params_ptr, update, SPEC: tl.constexpr):
     """Add a minibatch's loss terms to the totals; set `skip` if the KL divergence exceeds 1.5 times its target, else
     count a step of Adam. Called by one program of `operant.kernels.ops.reduce`.
 
-    | parameter  | shape | meaning                                                             |
-    |------------|-------|---------------------------------------------------------------------|
-    | terms      | (32)  | means of the loss terms over the minibatch, in the order of `TERMS` |
-    | column     | (32)  | tl.arange(0, 32)                                                    |
-    | params_ptr | (P)   | parameters, for log_std                                             |
-    | update     |       | `Update`                                                            |
+    `terms` are in the order of `TERMS`, but the objective, and the squared error without 1/2: the factors -1 and 1/2
+    are applied here.
+
+    | parameter  | shape | meaning                                   |
+    |------------|-------|-------------------------------------------|
+    | terms      | (32)  | means of the terms over the minibatch     |
+    | column     | (32)  | tl.arange(0, 32)                          |
+    | params_ptr | (P)   | parameters, for log_std                   |
+    | update     |       | `Update`                                  |
     """
     entropy = _pick(terms, column, STAT.entropy)
     if SPEC.log_std >= 0:

@@ -8,12 +8,18 @@
 | launch, after the T steps | grid                     | computes                                                    |
 |---------------------------|--------------------------|-------------------------------------------------------------|
 | `bootstrap_values`        | (lanes / BLOCK_M, T + 1) | max_a Q of the last observation and of truncated lanes      |
+| reward scaling            |                          | torch, in `estimate_advantages`; inherited                  |
 | `advantage_body`          |                          | Q(lambda) returns (T, N); `operant.data.returns`            |
+| `order_body`              |                          | orders of the blocks; `operant.data.minibatches`; inherited |
 | `part_moments`, `begin`   | (parts, shards), (1,)    | explained variance, learning rate                           |
 | per minibatch `backward`  | (chunks, 1)              | forward, loss, backward pass: partial sums (chunks, P + 32) |
 | ... `reduce_partials`     | ((P + 32) / 32,)         | gradient (P), its squares; `record`: the loss terms         |
 | ... `adam_step`           | (P / 256,)               | clipped step of the parameters (P)                          |
 | `finish`                  | (1,)                     | statistics of the iteration                                 |
+| `update_normalizers`      |                          | torch: running mean and variance; inherited                 |
+
+`FusedBackend` overrides `act`, `bootstrap` and `update`. The rest is inherited from `TorchBackend`: `learn` with
+`estimate_advantages`, the order of the blocks and `update_normalizers`.
 
 `operant.kernels.dense.learner` launches them, as for PPO (`operant.algos.ppo.fused`); `kernels.py` has PQN's own part.
 Networks with a convolution have kernels in place of `act` ... `reduce_partials` (`operant.kernels.convolution`). Triton
