@@ -129,7 +129,7 @@ def bridged(rows: Sequence[int | None]) -> list[int | None]:
 
 def dot_spans(rows: Sequence[int | None]) -> list[Dots]:
     """Return the vertical span of dots in each dot column, extended half way to the neighbours' rows so that the line
-    is connected. `rows`: dot row of the line in each column, None in a gap.
+    is connected. `rows`: dot row of the line in each column, None in a gap, which has no dots.
     """
     dots: list[Dots] = []
     count = len(rows)

@@ -160,8 +160,8 @@ def index_of(x: float, window: tuple[float, float], columns: int) -> int:
 
 
 def _cursor(name: str, context: ChartContext, columns: int) -> int | None:
-    """Return the index of the plot point, of `columns`, under the cursor in the chart of metric `name`; None without a
-    cursor.
+    """Return the index of the plot point, of `columns`, under the cursor in the chart of metric `name`. None without a
+    cursor or a window, or if the cursor of another chart lies outside the window.
     """
     view = context.view
     x = context.at if view.inspected != name else context.newest if view.cursor is None else view.cursor
@@ -176,7 +176,7 @@ def _cursor(name: str, context: ChartContext, columns: int) -> int | None:
 
 def _reading(points: Sequence[Point | None], cursor: int, context: ChartContext, second: Sequence[Point | None]) -> str:
     """Format the value at the cursor, and the overlay's (`second`: its points). An empty point is read from the nearest
-    one within a few points.
+    one within a few points; with none there the text says "no value".
     """
     first, last = context.window or (0.0, 0.0)
     text = metric_text.cursor_text(

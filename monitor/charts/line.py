@@ -210,7 +210,9 @@ def justified(left: Sequence[Piece], right: Sequence[Piece], width: int) -> Line
 
 
 def flow(parts: Iterable[Sequence[Piece]], width: int, gap: int = 3) -> list[Line]:
-    """Arrange parts in lines of at most `width` cells, `gap` cells apart, broken only between parts."""
+    """Arrange parts in lines of at most `width` cells, `gap` cells apart, broken only between parts. A wider part has a
+    line of its own, uncut.
+    """
     lines: list[list[Piece]] = [[]]
     used = 0
     for part in parts:

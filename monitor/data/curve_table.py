@@ -218,10 +218,10 @@ class CurveTable:
     # reading
 
     def window(self, seconds: float, fewest: int, names: Iterable[str], *, step: float | None = None) -> Window:
-        """Return the records of the last `seconds` before `step` (None: the newest record), at least `fewest` if there
-        are as many. More than twice `fewest` are aggregated to buckets.
+        """Return the records, with the curves `names`, of the last `seconds` before `step` (None: the newest record),
+        at least `fewest` if there are as many. More than twice `fewest` are aggregated to buckets.
 
-        `names` selects curves; unknown names are left out. The cost is independent of the record rate.
+        Unknown names are left out. The cost is independent of the record rate.
         """
         with self.levels.lock:
             held = [bisect_right(level.ends[0], math.inf if step is None else step) for level in self.levels.all]

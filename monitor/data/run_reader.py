@@ -94,7 +94,7 @@ class RunReader:
 
     @property
     def header(self) -> Header | None:
-        """Header of the last metrics file that could be read."""
+        """Header of the metrics file that was read last; None before one could be read."""
         return self._follower.header
 
     @property

@@ -47,8 +47,8 @@ class Sampler:
         self._thread: threading.Thread | None = None
 
     def follow(self, run: Run, *, live: bool) -> None:
-        """Set the run whose machine is measured; its document names process and GPU. A run that has ended (not `live`)
-        or trains on another machine is not measured; `latest` is then None.
+        """Set the run whose machine is measured; its run document names process and GPU. A run that has ended (not
+        `live`) or trains on another machine is not measured; `latest` is then None.
         """
         if not live or not runs.is_local(run.document):
             self._run = self.latest = None

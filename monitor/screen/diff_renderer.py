@@ -137,7 +137,9 @@ class _Pen:
         self._x, self._y = (x + 1, y) if len(character) == 1 and cells(character) == 1 else (-1, -1)
 
     def text(self, y: int, x: int, *, moved: bool) -> str:
-        """Return the output so far, ending with the default style and, if `moved`, with the cursor at (x, y)."""
+        """Return the output so far, ending with the default style and, if the cursor has to be `moved`, with a move of
+        it to (x, y); "" without output.
+        """
         if not self._out:
             return ""
         if self._sgr:

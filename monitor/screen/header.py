@@ -79,7 +79,9 @@ def _facts(model: Model) -> list[tuple[int, str]]:
 
 
 def progress(model: Model, width: int, height: int) -> list[Line]:
-    """Draw the progress line of the screen: a bar that fills the space next to the numbers."""
+    """Draw the progress line of the screen, one line whatever the height: a bar that fills the space next to the
+    numbers.
+    """
     now = model.snapshot.progress
     if now.step is None:
         return [(Piece(" " + "─" * max(0, width - 2), "border"),)]
@@ -202,7 +204,7 @@ def _view_settings(model: Model) -> list[str]:
 
 
 def _seeds(model: Model) -> str:
-    """Return a text about the number of seeds of an overlaid group; "" without one."""
+    """Return the phrase ", mean and 95 % band of N seeds" for an overlaid group; "" without one."""
     return (
         f", mean and 95 % band of {model.overlay.seeds} seeds"
         if model.overlay is not None and model.overlay.seeds

@@ -35,7 +35,7 @@ def log(model: Model, width: int, height: int) -> list[Line]:
 
 
 def log_length(model: Model, width: int) -> int:
-    """Return the number of screen lines of the whole log on the log page, `width` cells wide."""
+    """Return the number of screen lines, `width` cells wide, of the log lines that match the log page's filter."""
     return sum(len(_log_lines(line, width, wrap=True)) for line in _matching(model))
 
 

@@ -25,7 +25,9 @@ _CONFIG: Final = "config"
 
 
 class Column(NamedTuple):
-    """Property of a run: the value for filters and order, its text in the table, and whether it is right-aligned."""
+    """Column of a property of a run: a function of a row that gives the value for filters and order, a function of the
+    value that gives its text in the table, and whether it is right-aligned.
+    """
 
     value: Callable[[Row], Any]
     text: Callable[[Any], str] = str

@@ -35,9 +35,9 @@ def ask(
     consent: Callable[[Request], bool],
     report: Callable[[str], None],
 ) -> tuple[Request, bool]:
-    """Check that a run can be resumed from the checkpoint `start` with `overrides`. Returns the request, and whether
-    code in the run folder may run, by `consent`. `report` gets a line for each damaged checkpoint. Raises BusyError,
-    NotFoundError, UsageError, ConfigError.
+    """Check that a run can be resumed from the checkpoint `start` with `overrides`. Returns the request of the resumed
+    run, and the answer of `consent` to it: whether code in the run folder may run. `report` gets a line for each
+    damaged checkpoint. Raises BusyError, NotFoundError, UsageError, ConfigError.
     """
     if runs.has_trainer(run.path):
         raise BusyError(runs.busy_message(run.path))

@@ -295,7 +295,7 @@ class OnPolicyBackend:
 
     def gradient(self, batch: Any) -> Tensor:
         """Write the gradient of a minibatch's loss, by autograd, into the policy's flat gradient vector; return the
-        loss's terms (E).
+        loss's E terms, a tensor (E).
         """
         flat = self.policy.flat
         if self.cut:

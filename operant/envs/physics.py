@@ -115,21 +115,25 @@ def normal2(key, draw):
 
 @device
 def add_uniform(values, scale, key, draw):
-    """Add independent uniform numbers in [-scale, scale) to an array: numbers `draw` and on of the key."""
+    """Add an independent uniform number in [-scale, scale) to each entry of an array, in place: numbers `draw` and on
+    of the key.
+    """
     for k in range(len(values)):
         values[k] += scale * (float32(2.0) * uniform(key, draw + k) - float32(1.0))
 
 
 @device
 def add_normal(values, scale, key, draw):
-    """Add independent normal numbers of standard deviation `scale` to an array: numbers `draw` and on of the key."""
+    """Add an independent normal number of standard deviation `scale` to each entry of an array, in place: numbers
+    `draw` and on of the key.
+    """
     for k in range(len(values)):
         values[k] += scale * normal2(key, draw + k)[0]
 
 
 @device
 def sum_of_squares(values):
-    """Sum of the squares of an array."""
+    """Sum of the squares of all numbers of an array, one number."""
     total = float32(0.0)
     for k in range(len(values)):
         total += values[k] * values[k]
@@ -146,7 +150,9 @@ def write(out, at, values, skip):
 
 @device
 def write_clipped(out, at, values, skip, low, high):
-    """Write an array without its first `skip` numbers, clipped to [low, high]; returns the next place."""
+    """Write an array without its first `skip` numbers, clipped to [low, high], to `out` from place `at`. Returns the
+    next place.
+    """
     for k in range(len(values) - skip):
         out[at + k] = min(max(values[skip + k], low), high)
     return at + len(values) - skip
@@ -440,7 +446,9 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
 
 
 def _reads(env: PhysicsEnv, model: Model) -> dict[str, tuple[str, int, int]]:
-    """Array, first number and count of each field that `env.reads` names. Raises OperantError for an unknown name."""
+    """By name: source array, first number in it and count of numbers of each field that `env.reads` names. Raises
+    OperantError for an unknown name.
+    """
     from operant.physics.layout import READS as KEPT
 
     arrays = {**KEPT, **{array: ("nv", 1) for array in ALWAYS}}
@@ -493,7 +501,9 @@ def _with_rows(before: Any, first: int, count: int) -> Any:
 
 
 def _copy(at: int, row: int, count: int) -> Any:
-    """Make the function `(s, w)` that copies numbers of the scratch into rows of the state."""
+    """Make the function `(s, w)` that copies the `count` numbers from place `at` of the scratch w into the rows from
+    `row` on of the state s.
+    """
 
     @device
     def copy(s, w):

@@ -38,7 +38,9 @@ class Sink(Protocol):
     where: str  # path or URL, for messages
 
     def add(self, chunk: Chunk) -> None:
-        """Write the next records of a run (rows of its metrics file), all of one session, to the destination."""
+        """Write the next records of a run (rows of its metrics file), all of one session (one start or resume), to the
+        destination.
+        """
 
     def close(self, complete: bool) -> None:
         """End the export to the destination. `complete` is False after an error. (A user who stops following keeps the

@@ -172,8 +172,9 @@ def _add_gradients(sums, grad_out, x, ones, network, hidden, saved, SPEC: tl.con
 
 @triton.jit
 def _add_norm(sums, grad_gain, grad_norm_bias, ones, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    """Return the accumulators of one layer's gain and normalization bias with a tile's gradients added; an empty tuple
-    without layer normalization. `grad_gain` and `grad_norm_bias` are (rows, H), `ones` is (rows, 16).
+    """Return two of the accumulators `sums` (a tuple of all), of layer LAYER's gain and normalization bias, with a
+    tile's gradients added; an empty tuple without layer normalization. `grad_gain` and `grad_norm_bias` are (rows, H);
+    `ones` (rows, 16) holds ones, so that a product sums over the rows.
     """
     if SPEC.layer_norm:
         GAIN: tl.constexpr = 2 + 2 * len(SPEC.weights) + 2 * LAYER

@@ -24,8 +24,8 @@ from operant.kernels.ops.linear import add_product, round_to_tf32, rounded_opera
 
 @triton.jit
 def load_bytes(x_ptr, row, column, normalizer_ptr, SPEC: tl.constexpr):
-    """Load rows and columns of gathered bytes `x_ptr` (capacity, inputs[0]) as the operand of the first product, (rows,
-    columns): normalized, then bfloat16 or tf32.
+    """Return rows `row` and columns `column` (vectors of numbers) of the gathered bytes `x_ptr`, which has inputs[0]
+    columns, as the operand of the first product, (rows, columns): normalized, then bfloat16 or tf32.
     """
     x = tl.load(
         x_ptr + row[:, None] * SPEC.inputs[0] + column[None, :], mask=(column < SPEC.inputs[0])[None, :], other=0
@@ -185,8 +185,9 @@ def gather(
     BLOCK: tl.constexpr,
     TRUNCATED_ONLY: tl.constexpr,
 ):
-    """Gather `count` consecutive samples of the rollout into rows 0, 1, ... of `x_ptr`, beginning with block `first` (a
-    block is BLOCK neighbouring lanes of one step). With TRUNCATED_ONLY only tiles with a truncated sample.
+    """Write `count` consecutive samples of the rollout `inputs`, encoded as the first layer's input, to rows 0, 1, ...
+    of `x_ptr`, in bf16 also to `rounded_ptr`, in bfloat16. They begin with block `first` (a block is BLOCK neighbouring
+    lanes of one step). With TRUNCATED_ONLY only tiles with a sample that `truncated_ptr` marks are written.
     """
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     # A mask of blocks instead of rows: all rows of a block are loaded or none, so the compiler vectorizes the loads.

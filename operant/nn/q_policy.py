@@ -38,8 +38,8 @@ class QHead(nn.Module):
         self.register_buffer("support", torch.linspace(low, high, atoms)[None, :, None], persistent=False)
 
     def logits(self, parameters: Tensor) -> Tensor:
-        """Return the outputs of each action (A, K, B) for the network's outputs (H, B); with `duelling` V + A - mean A
-        (Wang et al. 2016, equation 9).
+        """Return the outputs of each action (A, K, B), K atoms or 1 for Q itself, for the network's outputs (H, B);
+        with `duelling` V + A - mean A (Wang et al. 2016, equation 9).
         """
         blocks = parameters.unflatten(0, (-1, self.atoms))
         if not self.duelling:

@@ -9,8 +9,13 @@ types, in MuJoCo's order (plane, sphere, capsule, ellipsoid, cylinder, box):
 - `p`: flat array of poses; at p[a] position (3) and rotation matrix (9, row by row) of geom 1, at p[b] of geom 2.
 - `size`: flat array of sizes as in MJCF, 3 per geom; ga and gb number the geoms.
 - `margin`, m: a contact farther apart is left out.
+- `count`: number of contacts written; missing ones are left out.
 - `out`: contacts are written from out[first], 10 numbers each: distance (negative where the geoms overlap), position
   (3), normal (3, from geom 1 to geom 2), preferred first tangent (3; zeros without preference).
+
+The function of poses behind each (`plane_sphere` and so on) takes position, rotation matrix and size of both geoms and
+the margin. It returns a tuple of fixed length of contacts (distance, position, normal, tangent). A missing contact has
+distance `FAR`.
 
 The functions hold no constant in another precision than their arguments: float32 constants promote nothing.
 """
@@ -116,7 +121,7 @@ def normalized(a):
 
 @device
 def no_contact(x):
-    """Missing contact, in the precision of x."""
+    """One missing contact: (FAR, zeros, zeros, zeros), in the precision of x."""
     zero = x * ZERO
     none = (zero, zero, zero)
     return zero + FAR, none, none, none
@@ -127,7 +132,9 @@ def no_contact(x):
 
 @device
 def _plane_point(origin, normal, point, radius, margin, tangent):
-    """Contact of a plane with a sphere around a point."""
+    """One contact (distance, position, normal, tangent) of a plane with a sphere around a point; distance FAR if
+    missing.
+    """
     height = dot(sub(point, origin), normal)
     distance = height - radius
     near = height <= margin + radius
@@ -141,14 +148,16 @@ def _plane_point(origin, normal, point, radius, margin, tangent):
 
 @device
 def plane_sphere(pos1, mat1, size1, pos2, mat2, size2, margin):
-    """Contact of a plane and a sphere."""
+    """Tuple of one contact of a plane and a sphere; its distance is FAR if it is missing."""
     zero = margin * ZERO * mat2[0]
     return (_plane_point(pos1, axis_z(mat1), pos2, size2[0], margin, (zero, zero, zero)),)
 
 
 @device
 def plane_capsule(pos1, mat1, size1, pos2, mat2, size2, margin):
-    """Contacts of a plane and a capsule: at its upper and lower end, along its axis."""
+    """Two contacts of a plane and a capsule: at its upper and lower end, along its axis; distance FAR for a missing
+    one.
+    """
     axis, normal = axis_z(mat2), axis_z(mat1)
     segment = scaled(axis, size2[1])
     return (
@@ -159,7 +168,7 @@ def plane_capsule(pos1, mat1, size1, pos2, mat2, size2, margin):
 
 @device
 def _plane_vertex(normal, vertex, distance, near):
-    """Contact of a plane with a vertex at a distance, halfway between both."""
+    """One contact of a plane with a vertex at `distance`, halfway between both; its distance is FAR unless `near`."""
     zero = distance * ZERO
     return (
         (distance if near else zero + FAR),
@@ -171,7 +180,7 @@ def _plane_vertex(normal, vertex, distance, near):
 
 @device
 def plane_ellipsoid(pos1, mat1, size1, pos2, mat2, size2, margin):
-    """Contact of a plane and an ellipsoid, at the ellipsoid's lowest point."""
+    """Tuple of one contact of a plane and an ellipsoid, at the ellipsoid's lowest point; distance FAR if missing."""
     normal = axis_z(mat1)
     down = rotated_back(mat2, scaled(normal, -ONE))
     # Lowest point of the unit sphere in scaled coordinates, brought back to the ellipsoid.
@@ -183,7 +192,9 @@ def plane_ellipsoid(pos1, mat1, size1, pos2, mat2, size2, margin):
 
 @device
 def plane_cylinder(pos1, mat1, size1, pos2, mat2, size2, margin):
-    """Contacts of a plane and a cylinder: lowest points of its lower and upper disc, two more of the lower disc."""
+    """Four contacts of a plane and a cylinder: lowest points of its lower and upper disc, two more of the lower disc. A
+    missing one has distance FAR.
+    """
     normal, axis, radius = axis_z(mat1), axis_z(mat2), size2[0]
     # The axis points towards the plane.
     along = dot(normal, axis)
@@ -219,7 +230,9 @@ def plane_cylinder(pos1, mat1, size1, pos2, mat2, size2, margin):
 
 @device_call
 def plane_box(pos1, mat1, size1, pos2, mat2, size2, margin):
-    """Contacts of a plane and a box: the first four corners within the margin that lie below the box's centre."""
+    """Four contacts of a plane and a box: the first four corners within the margin that lie below the box's centre.
+    With fewer such corners the rest are missing, at distance FAR.
+    """
     normal = axis_z(mat1)
     height = dot(sub(pos2, pos1), normal)
     none = no_contact(height)
@@ -253,7 +266,9 @@ def plane_box(pos1, mat1, size1, pos2, mat2, size2, margin):
 
 @device
 def _spheres(pos1, axis1, radius1, pos2, axis2, radius2, margin):
-    """Contact of two spheres. The normal of concentric spheres is the cross product of both geoms' axes."""
+    """One contact of two spheres, at distance FAR if missing. The normal of concentric spheres is the cross product of
+    both geoms' axes.
+    """
     apart = sub(pos2, pos1)
     squared, reach = dot(apart, apart), margin + radius1 + radius2
     normal, length = normalized(apart)
@@ -271,13 +286,13 @@ def _spheres(pos1, axis1, radius1, pos2, axis2, radius2, margin):
 
 @device
 def sphere_sphere(pos1, mat1, size1, pos2, mat2, size2, margin):
-    """Contact of two spheres."""
+    """Tuple of one contact of two spheres; its distance is FAR if it is missing."""
     return (_spheres(pos1, axis_z(mat1), size1[0], pos2, axis_z(mat2), size2[0], margin),)
 
 
 @device
 def sphere_capsule(pos1, mat1, size1, pos2, mat2, size2, margin):
-    """Contact of a sphere and a capsule: of the sphere with the nearest point of the capsule's segment."""
+    """Tuple of one contact: of a sphere with the nearest point of a capsule's segment; distance FAR if missing."""
     axis = axis_z(mat2)
     along = clip(dot(axis, sub(pos1, pos2)), -size2[1], size2[1])
     return (_spheres(pos1, axis_z(mat1), size1[0], add_scaled(pos2, axis, along), axis, size2[0], margin),)
@@ -285,7 +300,7 @@ def sphere_capsule(pos1, mat1, size1, pos2, mat2, size2, margin):
 
 @device_call
 def sphere_cylinder(pos1, mat1, size1, pos2, mat2, size2, margin):
-    """Contact of a sphere and a cylinder: with its side, a cap, or the edge between them."""
+    """Tuple of one contact of a sphere and a cylinder: with its side, a cap, or the edge between; FAR if missing."""
     axis1, axis, radius, half = axis_z(mat1), axis_z(mat2), size2[0], size2[1]
     apart = sub(pos1, pos2)
     along = dot(axis, apart)
@@ -317,7 +332,7 @@ def _signed(flag, x):
 
 @device_call
 def _sphere_box(pos1, radius, pos2, mat2, size2, margin):
-    """Contact of a sphere and a box; from inside, through the nearest face."""
+    """One contact of a sphere and a box; from inside, through the nearest face. Its distance is FAR if missing."""
     centre = rotated_back(mat2, sub(pos1, pos2))
     inside = (
         clip(centre[0], -size2[0], size2[0]),
@@ -356,7 +371,7 @@ def _sphere_box(pos1, radius, pos2, mat2, size2, margin):
 
 @device
 def sphere_box(pos1, mat1, size1, pos2, mat2, size2, margin):
-    """Contact of a sphere and a box."""
+    """Tuple of one contact of a sphere and a box; its distance is FAR if it is missing."""
     return (_sphere_box(pos1, size1[0], pos2, mat2, size2, margin),)
 
 
@@ -365,7 +380,9 @@ def sphere_box(pos1, mat1, size1, pos2, mat2, size2, margin):
 
 @device_call
 def capsule_capsule(pos1, mat1, size1, pos2, mat2, size2, margin):
-    """Contacts of two capsules: of the nearest points of their segments. Parallel capsules have two."""
+    """Two contacts of two capsules: at the nearest points of their segments, then always a missing one. Those of
+    parallel capsules are at both ends of the stretch where they overlap. A missing one has distance FAR.
+    """
     z1, z2, radius1, radius2 = axis_z(mat1), axis_z(mat2), size1[0], size2[0]
     axis1, axis2, apart = scaled(z1, size1[1]), scaled(z2, size2[1]), sub(pos1, pos2)
     # Normal equations of min |pos1 + x1 axis1 - pos2 - x2 axis2|^2.
@@ -503,8 +520,8 @@ def _second_point(axis, direction, size, at, on_edge, kind, corner, edge):
 
 @device_call
 def capsule_box(pos1, mat1, size1, pos2, mat2, size2, margin):
-    """Contacts of a capsule and a box: at the point of the segment nearest to the box, and at a second point where the
-    segment runs along a face or an edge.
+    """Two contacts of a capsule and a box: at the point of the segment nearest to the box, and at a second point where
+    the segment runs along a face or an edge. A missing one has distance FAR; a contact precedes a missing one.
     """
     radius, half = size1[0], size1[1]
     pos, axis = rotated_back(mat2, sub(pos1, pos2)), scaled(rotated_back(mat2, axis_z(mat1)), half)
@@ -560,7 +577,9 @@ def capsule_box(pos1, mat1, size1, pos2, mat2, size2, margin):
 
 
 def flat(contacts: Any) -> Any:
-    """Adapt a function of poses and sizes to flat arrays."""
+    """Make the function of flat arrays (p, a, b, ...) that writes the contacts of a function of poses and sizes that
+    are not missing, and returns their number.
+    """
 
     @device_call
     def collide(p, a, b, size, ga, gb, margin, out, first):

@@ -32,7 +32,7 @@ def _slope(origin, direction, axis, radius, half, t):
 
 @device_call
 def capsule_cylinder(pos1, mat1, size1, pos2, mat2, size2, margin):
-    """Contact of a capsule and a cylinder: of the nearest point of the capsule's segment, as of a sphere."""
+    """Tuple of one contact: of a cylinder with a sphere at the nearest point of a capsule's segment; FAR if missing."""
     direction, axis, radius, half, length = axis_z(mat1), axis_z(mat2), size2[0], size2[1], size1[1]
     origin = sub(pos1, pos2)
     # Both ends of the stretch where the slope is 0, by bisection: the distance is convex along the segment.

@@ -19,7 +19,7 @@ def refuse_uncovered(m: Any, labels: Mapping[str, tuple[str, ...]]) -> None:
 
 
 def _uncovered(m: Any, labels: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """Phrases that name elements that are not covered."""
+    """Phrases that name the elements of a model that are not covered, one for each."""
 
     def name(kind: str, k: int) -> str:
         return f"{kind} {labels[kind][k] or k!r}"

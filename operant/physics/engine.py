@@ -61,8 +61,8 @@ class Engine:
 
     @property
     def fields(self) -> int:
-        """Rows of the state: qpos, qvel, the acceleration to start the solver from, activations, lost contacts, and
-        automatic resets.
+        """Number of rows of the state: qpos, qvel, the acceleration to start the solver from, activations, lost
+        contacts, and automatic resets.
         """
         return self.layout.fields
 
@@ -75,17 +75,17 @@ class Engine:
 
     @property
     def work_size(self) -> int:
-        """Numbers of the scratch."""
+        """Count of the numbers in the scratch."""
         return self.layout.size
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the state of a lane, without an environment's own rows."""
+        """Size of the state of a lane in bytes, without an environment's own rows."""
         return self.fields * int(np.dtype(self.real).itemsize)
 
     @property
     def work_bytes(self) -> int:
-        """Bytes of the scratch of a lane."""
+        """Size of the scratch of a lane in bytes."""
         return self.work_size * int(np.dtype(self.real).itemsize)
 
     def at(self, name: str) -> int:
@@ -227,7 +227,7 @@ def _nothing(w, nc):
 
 
 def _as_call(intrinsic: Any) -> Any:
-    """Called device function of a program over the scratch."""
+    """Make a device function (w), called and not inlined, of a program over the scratch."""
 
     @device_call
     def call(w):
@@ -253,7 +253,7 @@ class _Scratch:
         return {key: tape.load(0, self.lay.at[name] + place) for key, place in places.items()}
 
     def forces(self, tape: Tape) -> None:
-        """Forward dynamics up to the unconstrained acceleration, and what rows and readers need."""
+        """Record forward dynamics up to the unconstrained acceleration, and store what rows and readers need."""
         m, reads = self.m, self.reads
         q, v = self.load(tape, "qpos", m.nq), self.load(tape, "qvel", m.nv)
         ctrl = [tape.load(1, k) for k in range(m.nu)]
@@ -301,22 +301,22 @@ class _Scratch:
         return [x for value in values for x in value] if isinstance(values[0], list) else list(values)
 
     def times(self, tape: Tape, to: str, of: str) -> None:
-        """Product with the inertia: w[to] = M w[of]."""
+        """Record a product with the inertia: w[to] = M w[of]."""
         mass = self.matrix(tape, "M", self.hessian.mass)
         self.store(tape, to, times(mass, self.m.nv, self.load(tape, of, self.m.nv)))
 
     def factor(self, tape: Tape) -> None:
-        """Factorisation in place: H = L' D L."""
+        """Record the factorisation of the Hessian in place: H = L' D L."""
         factored = factor(self.matrix(tape, "H", self.hessian.places), self.m.nv, c.MINVAL)
         self.store(tape, "H", [factored[key] for key in self.hessian.places])
 
     def solve(self, tape: Tape) -> None:
-        """Newton step: search = H^-1 grad."""
+        """Record the Newton step: search = H^-1 grad."""
         factored = self.matrix(tape, "H", self.hessian.places)
         self.store(tape, "search", solve(factored, self.m.nv, self.load(tape, "grad", self.m.nv)))
 
     def solve_mass(self, tape: Tape) -> None:
-        """Step of the preconditioned gradient: search = M^-1 grad."""
+        """Record the step of the preconditioned gradient: search = M^-1 grad."""
         factored = self.matrix(tape, "LD", self.hessian.mass)
         self.store(tape, "search", solve(factored, self.m.nv, self.load(tape, "grad", self.m.nv)))
 
@@ -345,7 +345,7 @@ class _Scratch:
         self.store(tape, "qpos", smooth.moved(m, q, v if speed is None else speed, step))
 
     def euler_activations(self, tape: Tape) -> None:
-        """Activations after a step."""
+        """Record the update of the activations by a step."""
         m = self.m
         act, rate = self.load(tape, "act", m.na), self.load(tape, "act_dot", m.na)
         self.store(tape, "act", smooth.next_activation(m, act, rate))
@@ -381,7 +381,7 @@ class _Scratch:
         self.store(tape, "act", smooth.add(act0, smooth.scale(rate, part * step)))
 
     def rk4_end(self, tape: Tape) -> None:
-        """State after the step, by the weighted derivatives."""
+        """Record the state after the step, by the weighted derivatives."""
         m = self.m
         self.store(tape, "warm", self.load(tape, "qacc", m.nv))
         q, v = self.load(tape, "qpos0", m.nq), self.load(tape, "qvel0", m.nv)
@@ -449,7 +449,9 @@ def _integrator(m: Model, lay: Layout, make: Any, scratch: _Scratch, dynamics: A
 
 
 def _guard(m: Model, lay: Layout, real: Any) -> tuple[Any, Any]:
-    """Device functions of the scratch: whether its state or acceleration is bad; put it back to the initial state."""
+    """Make two device functions (w): whether the state or acceleration in the scratch is bad, and one that puts it back
+    to the initial state.
+    """
     QPOS, QVEL, X, RESETS = (lay.at[name] for name in ("qpos", "qvel", "qacc", "resets"))
     nq, nv, most = m.nq, m.nv, real(c.MAXVAL)
     checked = not m.opt_disableflags & c.NO_AUTORESET

@@ -125,7 +125,7 @@ def plan(m: Model, pairs: Sequence[Pair], most: Sequence[int], hessian: Pattern,
 
 
 def _most_limits(m: Model) -> int:
-    """Most joint limits that are active at once: both sides of a joint only where their margins overlap."""
+    """Largest number of joint limits active at once: both sides of a joint only where their margins overlap."""
     if m.opt_disableflags & (c.NO_LIMIT | c.NO_CONSTRAINT):
         return 0
     return sum(

@@ -93,7 +93,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
 
     @device
     def huber(x, d, bound, floss):
-        """Cost of dry friction at residual x."""
+        """Cost, a number, of one row of dry friction at residual x: quadratic within +- bound, linear beyond."""
         if x <= -bound:
             return floss * (-half * bound - x)
         if x >= bound:
@@ -102,7 +102,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
 
     @device_call
     def cost_at(w, nl, nc, loss_at, limit_at, contact_at):
-        """Cost of the constraints for the residuals at the given places."""
+        """Cost of all constraints together, a number, for the residuals at the given places of the scratch."""
         cost = zero
         for k in range(nf):
             cost += huber(w[loss_at + k], loss_table(4 * k), loss_table(4 * k + 1), loss_table(4 * k + 2))
@@ -124,8 +124,8 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
 
     @device_call
     def forces(w, nl, nc):
-        """Constraint forces J' f in the joints for the residuals r; returns a number that identifies the state of all
-        rows.
+        """Write the constraint forces J' f (nv) in the joints for the residuals r. Returns a number that identifies the
+        state of all rows.
         """
         states = 1
         for i in range(nv):
@@ -175,7 +175,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
 
     @device_call
     def gradient(w):
-        """Gradient M a - f_smooth - f_constraint; returns its squared length."""
+        """Write the gradient (nv), M a - f_smooth - f_constraint. Returns its squared length."""
         total = zero
         for i in range(nv):
             g = w[MA + i] - w[QS + i] - w[FC + i]
@@ -193,7 +193,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
 
     @device_call
     def build_hessian(w, nl, nc):
-        """Hessian H = M + J' D J over the rows that push."""
+        """Write the Hessian H = M + J' D J over the rows that push."""
         for k in range(nh):
             w[H + k] = w[M + of_mass(k)] if of_mass(k) >= 0 else zero
         for k in range(nf):
@@ -237,7 +237,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
 
     @device_call
     def along_search(w, nl, nc):
-        """Change of the residuals along the search direction, v = J search."""
+        """Write the change of every row's residual along the search direction, v = J search."""
         for k in range(nf):
             w[FV + k] = w[SEARCH + loss_dof(k)]
         for k in range(nl):
@@ -254,7 +254,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
 
     @device
     def add_row(x0, v, d, alpha, cost, slope, curvature):
-        """Add a row that pushes where x0 + alpha v < 0."""
+        """Return (cost, slope, curvature) with those of one row added, which pushes where x0 + alpha v < 0."""
         x = x0 + alpha * v
         # cost relative to alpha = 0, as 1/2 d (x^2 - x0^2) without cancellation
         if x < zero:
@@ -267,7 +267,9 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
 
     @device_call
     def evaluate(w, nl, nc, alpha, linear, quadratic):
-        """Cost relative to alpha = 0, slope and curvature along the search direction."""
+        """Return (cost relative to alpha = 0, slope, curvature) at step alpha along the search direction, three
+        numbers.
+        """
         cost = alpha * (alpha * quadratic + linear)
         slope = two * alpha * quadratic + linear
         curvature = two * quadratic
@@ -301,7 +303,9 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
 
     @device_call
     def line_search(w, nl, nc, scale):
-        """Step along the search direction and its improvement of the cost (`PrimalSearch`)."""
+        """Return (step alpha along the search direction, decrease of the cost by it), both 0 without one
+        (`PrimalSearch`).
+        """
         length = zero
         linear = zero
         quadratic = zero
@@ -390,7 +394,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
 
     @device_call
     def advance(w, nl, nc, alpha):
-        """Move along the search direction."""
+        """Add alpha times their changes along the search direction to acceleration, M a and residuals, in place."""
         for i in range(nv):
             w[X + i] += alpha * w[SEARCH + i]
             w[MA + i] += alpha * w[MV + i]
@@ -405,7 +409,9 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
 
     @device_call
     def begin(w, nl, nc):
-        """Start from the better of the last acceleration and the unconstrained one."""
+        """Write the acceleration to start from, with its M a and residuals: the last one or the unconstrained one,
+        whichever costs less.
+        """
         for k in range(nf):
             dof = loss_dof(k)
             reference = -loss_table(4 * k + 3) * w[QVEL + dof]

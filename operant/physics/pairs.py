@@ -31,13 +31,13 @@ class Pair:
     dofs: tuple[tuple[int, float], ...]  # dofs that move one against the other, with the side's sign
 
     def types(self, m: Model) -> tuple[int, int]:
-        """Types of the two geoms."""
+        """Types of the two geoms, as MuJoCo numbers them."""
         return int(m.geom_type[self.geoms[0]]), int(m.geom_type[self.geoms[1]])
 
 
 def find_pairs(m: Model) -> list[Pair]:
-    """Pairs in the order in which MuJoCo numbers their contacts. Raises OperantError for geoms that cannot collide
-    here.
+    """All pairs of geoms that may touch, in the order in which MuJoCo numbers their contacts. Raises OperantError for
+    geoms that cannot collide here.
     """
     if m.opt_disableflags & (c.NO_CONTACT | c.NO_CONSTRAINT):
         return []
@@ -138,7 +138,7 @@ def _pair(
 
 
 def moving_dofs(m: Model, body: int) -> Iterator[int]:
-    """Dofs that move a body."""
+    """Numbers of all dofs that move a body."""
     while body:
         yield from range(int(m.body_dofadr[body]), int(m.body_dofadr[body] + m.body_dofnum[body]))
         body = int(m.body_parentid[body])

@@ -52,13 +52,15 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
     factor, increment = uint64(6364136223846793005), uint64(1)
 
     @device
-    def edges(pair):
-        """Rows of a contact."""
+    def row_count(pair):
+        """Number of constraint rows of a contact of geom pair `pair`: 1 without friction, else 2 per friction
+        direction.
+        """
         return 1 if places(PLACES * pair + 5) == 1 else 2 * (places(PLACES * pair + 5) - 1)
 
     @device_call
     def spread(w, nl, nc, row):
-        """Jacobian of one row, in the place of the gradient."""
+        """Write the Jacobian (nv) of row `row` (dry friction, limits, contacts) in the place of the gradient."""
         for i in range(nv):
             w[GRAD + i] = zero
         if row < nf:
@@ -72,8 +74,8 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
         row -= nl
         for k in range(nc):
             pair = int(w[CPAIR + k])
-            if row >= edges(pair):
-                row -= edges(pair)
+            if row >= row_count(pair):
+                row -= row_count(pair)
                 continue
             i = 1 + row // 2
             first = CJ + k * rows * chain
@@ -89,7 +91,7 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
 
     @device_call
     def project(w, nl, nc, count, row):
-        """Entries (row, other <= row) of A: J search of the other rows."""
+        """Write the entries (row, other <= row) of A (count, count): J search of the other rows."""
         to = A + row * count
         for k in range(nf):
             if k <= row:
@@ -122,7 +124,7 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
 
     @device_call
     def prepare(w, nl, nc, count):
-        """A + R, b, and the forces at the last acceleration."""
+        """Write A + R (count, count), b (count) and the forces (count) at the last acceleration."""
         for row in range(count):
             spread(w, nl, nc, row)
             solve_mass(w)
@@ -147,7 +149,7 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
         for k in range(nc):
             pair = int(w[CPAIR + k])
             r, v, d = CR + k * rows, CV + k * rows, w[CD + k]
-            for e in range(edges(pair)):
+            for e in range(row_count(pair)):
                 i = 1 + e // 2
                 mu = (
                     zero
@@ -163,7 +165,7 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
 
     @device
     def gradient(w, count, row):
-        """Slope of the dual along one row, b + (A + R) f."""
+        """Slope of the dual cost along one row, a number: that row of b + (A + R) f."""
         total, at_row = w[B + row], A + row * count
         for other in range(count):
             total += w[at_row + other] * w[FORCE + other]
@@ -171,7 +173,7 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
 
     @device
     def allowed(row, force):
-        """Force of a row within its bounds."""
+        """Force clipped to the bounds of a row: +- the friction loss for dry friction, else at least 0."""
         if row < nf:
             floss = loss_table(4 * row + 2)
             return min(max(force, -floss), floss)
@@ -179,7 +181,7 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
 
     @device
     def shuffle(w, count, state):
-        """Fisher-Yates shuffle of the order by PCG32; returns the generator's next state."""
+        """Shuffle the order of the rows in place (Fisher-Yates by PCG32). Returns the generator's next state."""
         for k in range(count - 1):
             i = count - 1 - k
             mixed = uint32(((state >> uint64(18)) ^ state) >> uint64(27))
@@ -194,7 +196,7 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
 
     @device_call
     def sweep(w, count):
-        """Minimise over one row after the other; returns the improvement."""
+        """Minimise the dual cost over one row's force after the other, in place. Returns the decrease of the cost."""
         improvement = zero
         for k in range(count):
             row = int(w[ORDER + k])
@@ -244,7 +246,7 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
 
     @device_call
     def finish(w, nl, nc):
-        """f_constraint = J' f,  a = a_smooth + M^-1 f_constraint."""
+        """Write constraint forces and accelerations (nv): f_constraint = J' f, a = a_smooth + M^-1 f_constraint."""
         for i in range(nv):
             w[GRAD + i] = zero
         for k in range(nf):
@@ -279,7 +281,7 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
     def constrain(w, nl, nc):
         count, kept = nf + nl, 0
         for k in range(nc):
-            more = edges(int(w[CPAIR + k]))
+            more = row_count(int(w[CPAIR + k]))
             if count + more > room:
                 break
             count += more

@@ -38,7 +38,9 @@ def impedance_numbers(solimp: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def impedance(real: Any, powers: Sequence[float], numbers: Any) -> Any:
-    """Device function (r, at): impedance at a violation r for constants from entry `at` of the table `numbers`."""
+    """Make the device function (r, at) that returns the impedance at a violation r for constants from entry `at` of the
+    table `numbers`.
+    """
     zero, one = real(0.0), real(1.0)
     square, linear = all(p == 2.0 for p in powers), all(p == 1.0 for p in powers)
 
@@ -63,7 +65,7 @@ def impedance(real: Any, powers: Sequence[float], numbers: Any) -> Any:
 
 
 def limit_rows(m: Model, lay: Layout, real: Any) -> Any:
-    """Device function (w) -> number of active joint limits, which it writes."""
+    """Make the device function (w) that writes the rows of the active joint limits and returns their number."""
     joints = [] if lay.limits == 0 else [j for j in range(m.njnt) if m.jnt_limited[j]]
     width = 14
     numbers, places = np.zeros((len(joints) or 1, width), real), np.zeros((len(joints) or 1, 2), int32)
@@ -109,7 +111,7 @@ def limit_rows(m: Model, lay: Layout, real: Any) -> Any:
 
 
 def dispatch(kinds: Sequence[tuple[int, Any]]) -> Any:
-    """Device function that calls the collision function of a pair's kind."""
+    """Make the device function that calls, of the (kind, collision function) in `kinds`, the one of a pair's kind."""
     collide = _last(kinds[-1][1])
     for kind, function in reversed(kinds[:-1]):
         collide = _branch(kind, function, collide)

@@ -247,8 +247,8 @@ def placed(m: Model, state: State, body: int, position: np.ndarray, quaternion: 
 
 
 def centres(m: Model, state: State) -> None:
-    """Centres of mass of subtrees, inertias and motion axes of the dofs about the centre of mass of each tree
-    (`mj_comPos`).
+    """Set in `state` centres of mass of subtrees, inertias and motion axes of the dofs about the centre of mass of each
+    tree (`mj_comPos`).
     """
     moments = [scale(state.xipos[body], float(m.body_mass[body])) for body in range(m.nbody)]
     for body in range(m.nbody - 1, 0, -1):
@@ -281,7 +281,7 @@ def centres(m: Model, state: State) -> None:
 
 
 def ancestors(m: Model, dof: int) -> list[int]:
-    """Dofs that move before `dof`, nearest first, without itself."""
+    """Numbers of the dofs that move before `dof`, nearest first, without itself."""
     found, dof = [], int(m.dof_parentid[dof])
     while dof >= 0:
         found.append(dof)
@@ -290,7 +290,9 @@ def ancestors(m: Model, dof: int) -> list[int]:
 
 
 def mass_matrix(m: Model, state: State) -> None:
-    """Joint-space inertia M by composite rigid bodies, the entries (i, j <= i) that can differ from 0 (`mj_crb`)."""
+    """Set in `state` the joint-space inertia M by composite rigid bodies: entries (i, j <= i) that can differ from 0
+    (`mj_crb`).
+    """
     composite = list(state.cinert)
     for body in range(m.nbody - 1, 0, -1):
         parent = int(m.body_parentid[body])
@@ -306,7 +308,7 @@ def mass_matrix(m: Model, state: State) -> None:
 
 
 def velocities(m: Model, state: State, v: Vector) -> None:
-    """Spatial velocities of bodies and derivatives of the motion axes for qvel `v` (`mj_comVel`)."""
+    """Set in `state` spatial velocities of bodies and derivatives of motion axes for qvel `v` (`mj_comVel`)."""
     state.cvel.append([0.0] * 6)
     state.cdof_dot = [[0.0] * 6 for _ in range(m.nv)]
     for body in range(1, m.nbody):
@@ -332,7 +334,9 @@ def gravity(m: Model) -> Vector:
 
 
 def bias_forces(m: Model, state: State, v: Vector) -> None:
-    """Coriolis, centrifugal and gravitational forces by recursive Newton-Euler without acceleration (`mj_rne`)."""
+    """Set `state.qfrc_bias` (nv): Coriolis, centrifugal and gravitational forces by recursive Newton-Euler without
+    acceleration (`mj_rne`).
+    """
     accelerations = [gravity(m)]
     forces: list[Vector] = [[0.0] * 6]
     for body in range(1, m.nbody):
@@ -383,20 +387,20 @@ def fluid_forces(m: Model, state: State, forces: Vector) -> Vector:
 
 
 def _last_dof(m: Model, body: int) -> int:
-    """Last dof that moves a body; -1 for a fixed one."""
+    """Number of the last dof that moves a body; -1 for a fixed one."""
     while body and not m.body_dofnum[body]:
         body = int(m.body_parentid[body])
     return int(m.body_dofadr[body] + m.body_dofnum[body]) - 1 if body else -1
 
 
 def tendon_coefficients(m: Model, tendon: int) -> dict[int, float]:
-    """Moment of a fixed tendon: coefficient by joint."""
+    """Coefficients of a fixed tendon by the number of the joint."""
     first = int(m.tendon_adr[tendon])
     return {int(m.wrap_objid[k]): float(m.wrap_prm[k]) for k in range(first, first + int(m.tendon_num[tendon]))}
 
 
 def tendons(m: Model, state: State, q: Vector, v: Vector) -> None:
-    """Lengths and velocities of fixed tendons, linear in the joints (`mj_tendon`)."""
+    """Set in `state` length and velocity of each fixed tendon, linear in the joints (`mj_tendon`)."""
     for tendon in range(m.ntendon):
         parts = tendon_coefficients(m, tendon).items()
         state.ten_length.append(dot([q[m.jnt_qposadr[j]] for j, _ in parts], [k for _, k in parts]))
@@ -404,7 +408,7 @@ def tendons(m: Model, state: State, q: Vector, v: Vector) -> None:
 
 
 def passive_forces(m: Model, state: State, q: Vector, v: Vector) -> None:
-    """Springs, dampers and fluid forces (`mj_passive`)."""
+    """Set `state.qfrc_passive` (nv): sum of spring, damper and fluid forces in the joints (`mj_passive`)."""
     springs, dampers = not m.opt_disableflags & c.NO_SPRING, not m.opt_disableflags & c.NO_DAMPER
     forces: Vector = [0.0] * m.nv
     for joint in range(m.njnt):
@@ -429,12 +433,14 @@ def passive_forces(m: Model, state: State, q: Vector, v: Vector) -> None:
 
 
 def clipped(x: Number, bounds: np.ndarray) -> Number:
-    """Number within [low, high]."""
+    """Number x clipped to `bounds`, [low, high]."""
     return greatest(least(x, float(bounds[1])), float(bounds[0]))
 
 
 def actuation(m: Model, state: State, q: Vector, v: Vector, ctrl: Vector, act: Vector) -> None:
-    """Actuator forces: gain (control or activation) + bias, along each transmission (`mj_fwdActuation`)."""
+    """Set in `state` force and activation rate of the actuators, and the sum of forces in the joints: gain (control or
+    activation) + bias, along each transmission (`mj_fwdActuation`).
+    """
     forces: Vector = [0.0] * m.nv
     state.act_dot = [0.0] * m.na
     if m.opt_disableflags & c.NO_ACTUATION:
@@ -482,7 +488,7 @@ def actuation(m: Model, state: State, q: Vector, v: Vector, ctrl: Vector, act: V
 
 
 def next_activation(m: Model, act: Vector, act_dot: Vector) -> Vector:
-    """Activations after one time step (`mj_nextActivation`)."""
+    """Activations (na) of all actuators after one time step (`mj_nextActivation`)."""
     step, found = float(m.opt_timestep), list(act)
     for k in range(m.nactuator):
         for at in range(int(m.actuator_actadr[k]), int(m.actuator_actadr[k] + m.actuator_actnum[k])):
@@ -497,7 +503,7 @@ def next_activation(m: Model, act: Vector, act_dot: Vector) -> Vector:
 
 
 def moved(m: Model, q: Vector, v: Vector, step: float) -> Vector:
-    """Positions after moving with qvel `v` for `step` seconds (`mj_integratePos`)."""
+    """Joint positions (nq) after moving from `q` with qvel `v` for `step` seconds (`mj_integratePos`)."""
     found = list(q)
     for joint in range(m.njnt):
         at, dof, kind = int(m.jnt_qposadr[joint]), int(m.jnt_dofadr[joint]), m.jnt_type[joint]
@@ -516,7 +522,7 @@ def moved(m: Model, q: Vector, v: Vector, step: float) -> Vector:
 
 
 def turning_dofs(m: Model) -> list[int]:
-    """First of the three dofs of each rotation by a quaternion."""
+    """Numbers of the first of the three dofs of each rotation by a quaternion."""
     first = {c.FREE: 3, c.BALL: 0}
     return [int(dof) + first[kind] for dof, kind in zip(m.jnt_dofadr, m.jnt_type, strict=True) if kind in first]
 

@@ -36,7 +36,9 @@ class Sampler(Protocol):
         """Sample a float in [low, high]: log-uniformly with `log`, in multiples of `step` from `low` if given."""
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        """Sample an integer in [low, high]: log-uniformly with `log`, in multiples of `step` from `low`."""
+        """Sample an integer in [low, high]: log-uniformly with `log` (then `step` is 1), otherwise in multiples of
+        `step` from `low`.
+        """
 
     def suggest_categorical(self, name: str, choices: Any) -> Any:
         """Choose one of `choices`, uniformly or as the search engine prefers."""

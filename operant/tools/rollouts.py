@@ -38,7 +38,9 @@ class Harness:
         self.world.advance(1)
 
     def outcome(self) -> dict[str, torch.Tensor]:
-        """Copy everything that the last step has written to the CPU: observations, rewards, ends and state, by name."""
+        """Return copies on the CPU, by name, of everything that the last step has written: observations, rewards, ends
+        and state.
+        """
         lanes, slot = self.world.lanes, self.slot
         ended = (slot.terminated | slot.truncated).bool()
         tensors = {

@@ -117,7 +117,9 @@ def _scheduled_key(config: Config, name: str) -> str:
 
 
 def _changed(config: Config, key: str, schedule: schedules.Schedule, step: int, value: float) -> schedules.Schedule:
-    """Schedule of a key with `value` from `step` on. Raises UsageError and ConfigError."""
+    """Schedule of configuration key `key` with `value` from environment step `step` on. Raises UsageError for a key
+    that follows evaluations or was changed too often, ConfigError for a value that is not allowed.
+    """
     if schedule.by:
         raise UsageError(f"{key!r} follows the evaluations by its schedule: a callback cannot set it as well")
     if len(schedule.points) >= schedules.MOST:

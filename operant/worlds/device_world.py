@@ -223,8 +223,8 @@ class DeviceWorld:
         )
 
     def reset(self, slot: Slot) -> None:
-        """Reset every lane and write the first observations to `slot`, which `bind` has converted. Counts as one tick
-        of the world's clock.
+        """Reset every lane and write the first observations to `slot`, as returned by `bind`. Counts as one tick of the
+        world's clock.
         """
         self._kernels.reset(self.count, self._bound, slot)
         self._launch_observer(self._kernels.show, slot)
@@ -232,8 +232,8 @@ class DeviceWorld:
         self._carried.zero_()
 
     def step(self, slot: Slot, offset: int = 0) -> None:
-        """Step every lane: read the actions in `slot`, which `bind` has converted, and write observations, rewards and
-        ends to it. `offset` is the number of steps since the last `advance`, which moves the world's clock.
+        """Step every lane: read the actions in `slot`, as returned by `bind`, and write observations, rewards and ends
+        to it. `offset` is the number of steps since the last `advance`, which moves the world's clock.
         """
         kernels = self._kernels
         kernels.step(self.count, self._bound, slot, offset)

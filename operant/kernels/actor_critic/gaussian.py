@@ -80,7 +80,9 @@ def squashed_gaussian(mean, raw, noise, SPEC: tl.constexpr):
 
 @triton.jit
 def load_observation(buffers, t, lane, lanes, SPEC: tl.constexpr):
-    """Load observations of tick t of lanes `lane`, (rows, columns), and the mask of the values that exist."""
+    """Return the observations of tick t of lanes `lane`, one row per lane and one column per value, and the mask (of
+    the same shape) of the values that exist.
+    """
     column = tl.arange(0, SPEC.columns)
     mask = (lane < lanes)[:, None] & (column < SPEC.observation)[None, :]
     offset = (t * SPEC.observation + column)[None, :] * lanes + lane[:, None]

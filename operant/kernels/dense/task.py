@@ -143,7 +143,9 @@ class Layout(Protocol):
 
     @property
     def shards(self) -> int:
-        """Number of shards (aligned ranges of lanes) that every minibatch samples equally."""
+        """Number of shards (equal ranges of neighbouring lanes), of each of which every minibatch takes equally many
+        samples.
+        """
 
     @property
     def chunks(self) -> int:

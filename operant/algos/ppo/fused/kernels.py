@@ -161,7 +161,9 @@ def load_targets(samples, sample, t, in_bounds, tower, lanes, SPEC: tl.constexpr
 
 @triton.jit
 def _choice_of(column, SPEC: tl.constexpr):
-    """Return the index of the choice (of a MultiDiscrete) that each column of logits belongs to, (out_pad)."""
+    """Return, for each column of logits, the index of the choice (of a MultiDiscrete) that it belongs to; the last for
+    padding.
+    """
     choice = tl.zeros_like(column)
     for k in tl.static_range(1, len(SPEC.sizes)):
         choice += (column >= SPEC.starts[k]).to(tl.int32)
