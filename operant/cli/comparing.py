@@ -167,7 +167,9 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
     root: RootOption = None,
 ) -> None:
-    """Write a comparison of runs, groups and sweeps as one HTML file.
+    """Write a comparison of runs as one HTML file.
+
+    Groups of seeds and sweeps can be named as well.
 
     Scores with intervals, learning curves, settings that differ, machines, versions, and the commands that repeat it.
     The file opens anywhere without a network. Of a sweep the ten best trials are shown.

@@ -637,7 +637,7 @@ WITHOUT_DATA = {
     "config check",
     "config schema",
 }  # or JSON as it is
-WITHOUT_DATA |= {"export", "plot", "rm", "restore"}
+WITHOUT_DATA |= {"export", "plot", "report", "rm", "restore"}
 
 
 def test_every_command_with_data_has_json():
