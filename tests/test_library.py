@@ -50,19 +50,31 @@ def test_import_operant_imports_nothing():
         operant.nothing  # noqa: B018
 
 
-def test_the_examples_in_docstrings_run(one_thread):
-    """The example of the module comes first: it trains the run of all others."""
-    examples = sorted(doctest.DocTestFinder().find(library, "library"), key=lambda example: example.name)
-    assert examples[0].name == "library" and len([example for example in examples if example.examples]) > 5
-    for example in examples:
+@pytest.fixture(scope="module")
+def examples(place):
+    """Run the examples in docstrings, that of the module first: it trains the run `example`. Returns what they print
+    where they fail. Tests that read their runs ask for this fixture, so that each can run alone.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    found = sorted(doctest.DocTestFinder().find(library, "library"), key=lambda example: example.name)
+    assert found[0].name == "library" and len([example for example in found if example.examples]) > 5
+    told: list[str] = []
+    for example in found:
         if example.name == "library.make_vec":
             pytest.importorskip("gymnasium")
-        told = []
-        failed = doctest.DocTestRunner().run(example, out=told.append).failed
-        assert failed == 0, "".join(told)
+        doctest.DocTestRunner().run(example, out=told.append)
+    torch.set_num_threads(threads)
+    return "".join(told)
 
 
-def test_a_policy_accepts_arrays_tensors_and_lists(one_thread):
+def test_the_examples_in_docstrings_run(examples):
+    assert examples == ""
+
+
+def test_a_policy_accepts_arrays_tensors_and_lists(one_thread, examples):
     torch = pytest.importorskip("torch")
     policy = operant.load(Path("runs/example"), device="cpu")
     batch = np.random.default_rng(0).normal(size=(6, 4))
@@ -80,6 +92,7 @@ def test_a_policy_accepts_arrays_tensors_and_lists(one_thread):
 
 
 def test_an_invalid_configuration_leaves_no_run(place):
+    before = [run.id for run in operant.list_runs()]
     with pytest.raises((ConfigError, OperantError), match="did you mean"):
         operant.train("cartpol")
     with pytest.raises(OperantError, match=r"env\.lanes"):
@@ -94,7 +107,7 @@ def test_an_invalid_configuration_leaves_no_run(place):
     ):
         with pytest.raises(OperantError, match=told):
             operant.train("cartpole", device="auto", **wrong)
-    assert {run.id for run in operant.list_runs()} == {"example", "called"}
+    assert [run.id for run in operant.list_runs()] == before
     assert operant.list_runs(root=str(place / "elsewhere")) == []
 
 
@@ -139,7 +152,7 @@ def tensors(run):
     return {name: tensor.numpy().tobytes() for name, tensor in run.load("last", device="cpu")._actor.tensors().items()}
 
 
-def test_a_run_with_a_callback_that_only_looks_ends_in_the_same_bits(one_thread):
+def test_a_run_with_a_callback_that_only_looks_ends_in_the_same_bits(one_thread, examples):
     """With files, records and an exit code like those of a run in a process of its own."""
     seen = []
 
@@ -213,7 +226,7 @@ def test_an_interrupt_stops_a_run_in_this_process_with_a_checkpoint(one_thread):
     assert 1024 <= described["last_checkpoint_step"] == described["step"] < 40_000
 
 
-def test_pictures_show_themselves_in_a_notebook_and_can_be_saved(one_thread, tmp_path):
+def test_pictures_show_themselves_in_a_notebook_and_can_be_saved(one_thread, examples, tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("PIL")
     run = operant.list_runs("example")[0]
@@ -229,7 +242,7 @@ def test_pictures_show_themselves_in_a_notebook_and_can_be_saved(one_thread, tmp
         run.resume()
 
 
-def test_progress_is_a_line_on_a_terminal_and_nothing_elsewhere(one_thread, monkeypatch, capsys):
+def test_progress_is_a_line_on_a_terminal_and_nothing_elsewhere(one_thread, examples, monkeypatch, capsys):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -249,7 +262,7 @@ def test_progress_is_a_line_on_a_terminal_and_nothing_elsewhere(one_thread, monk
 @pytest.mark.parametrize(
     "trains", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["over the run that is there", "as it is"]
 )
-def test_the_notebook_runs(one_thread, capsys, monkeypatch, trains):
+def test_the_notebook_runs(one_thread, examples, capsys, monkeypatch, trains):
     matplotlib = pytest.importorskip("matplotlib")
     pytest.importorskip("gymnasium")
     matplotlib.use("agg")
