@@ -14,11 +14,12 @@ from numpy import float32
 from toys import COUNT, NoParams, by_name
 
 from operant.compute.device import device_params
-from operant.compute.kernel import SERIAL_BELOW
+from operant.compute.kernel import SERIAL_BELOW, Kernel, bind
 from operant.envs import Box, Discrete, Env, IntState, device, find, names
 from operant.worlds.bounds import rollout_actions
 from operant.worlds.device_world import DeviceWorld
 from operant.worlds.painter import Painter
+from operant.worlds.pixels import Canvas, arrange_body, scene
 
 
 def painted(world: DeviceWorld, height: int, width: int) -> np.ndarray:
@@ -28,12 +29,29 @@ def painted(world: DeviceWorld, height: int, width: int) -> np.ndarray:
     return pixels.numpy()
 
 
-def plain(world: DeviceWorld, lane: int, height: int, width: int, shift: float = 0.0) -> np.ndarray:
+def arranged(world: DeviceWorld) -> torch.Tensor:
+    """Numbers that the pixels of a lane's picture share, (P, N)."""
+    drawn = scene(world.spec, world.lanes.state, world.lanes.int_state)
+    canvas = Canvas(torch.zeros(world.count, 1, 1, 3, dtype=torch.uint8))
+    Kernel(arrange_body(world.spec, world.params), world.device)(world.count, bind(drawn), bind(canvas))
+    return drawn.picture
+
+
+def plain(
+    world: DeviceWorld,
+    lane: int,
+    height: int,
+    width: int,
+    shift: float = 0.0,
+    picture: torch.Tensor | None = None,
+) -> np.ndarray:
     """Picture of a lane by the Python of `pixel_shader`, pixel by pixel: (height, width, 3) bytes. `shift` moves every
-    point down and right.
+    point down and right; `picture` (P, N) is what `arrange` wrote.
     """
     shade, p, s = world.spec.pixel_shader.py_func, device_params(world.params), world.lanes.state[:, lane].numpy()
     cells = () if world.spec.int_state is None else (world.lanes.int_state[:, lane].numpy(),)
+    if picture is not None:
+        cells = (picture[:, lane].numpy(),)
     found = np.zeros((height, width, 3), np.uint8)
     for row in range(height):
         for column in range(width):
@@ -62,11 +80,11 @@ def test_every_pixel_is_what_shade_says_of_its_centre(name):
         slot.action.copy_(rollout_actions(env, np.random.default_rng(t), 0, 3, slot.legal))
         world.step(world.bind(slot), t)
     world.advance(steps)
-    pixels = painted(world, height, width)
+    pixels, picture = painted(world, height, width), arranged(world) if env.picture else None
     for lane in range(3):
         # A point on an edge may fall to either side, by the last bit: there the colour is that of a neighbour a hair
         # away.
-        allowed = [plain(world, lane, height, width, shift) for shift in (0.0, 1e-5, -1e-5)]
+        allowed = [plain(world, lane, height, width, shift, picture) for shift in (0.0, 1e-5, -1e-5)]
         right = np.any([np.all(pixels[lane] == one, axis=2) for one in allowed], axis=0)
         assert right.all(), f"lane {lane}: {(~right).sum()} pixels are wrong"
         assert np.mean(np.all(pixels[lane] == allowed[0], axis=2)) > 0.99
