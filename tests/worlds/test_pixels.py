@@ -80,7 +80,7 @@ def test_every_pixel_is_what_shade_says_of_its_centre(name):
         slot.action.copy_(rollout_actions(env, np.random.default_rng(t), 0, 3, slot.legal))
         world.step(world.bind(slot), t)
     world.advance(steps)
-    pixels, picture = painted(world, height, width), arranged(world) if env.picture else None
+    pixels, picture = painted(world, height, width), arranged(world) if world.spec.picture else None
     for lane in range(3):
         # A point on an edge may fall to either side, by the last bit: there the colour is that of a neighbour a hair
         # away.
