@@ -389,6 +389,8 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
     view = _view(model, engine, placed)
     at = {array: engine.at(array) for array in kept} | {array: engine.layout.at[array] for array in ALWAYS}
     keep = _chain([_copy(at[read.array] + read.first, read.row, read.size) for read in placed.values()])
+    # MuJoCo computes cfrc_ext after a step, not in mj_forward: it is 0 at the start of an episode.
+    clear_forces = _chain([_zero(read.row, read.size) for read in placed.values() if read.array == "cfrc_ext"])
     controls, lost, bad, counters = max(model.nu, 1), engine.LOST, engine.RESETS, len(env.tally) - len(COUNTERS)
 
     @device
@@ -401,6 +403,7 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
             control[k] = float32(0.0)
         forward(s, control, w)
         keep(s, w)
+        clear_forces(s, w)
 
     @device
     def step(s, action, p, key, tally):
@@ -511,6 +514,17 @@ def _copy(at: int, row: int, count: int) -> Any:
             s[row + k] = w[at + k]
 
     return copy
+
+
+def _zero(row: int, count: int) -> Any:
+    """Make the function `(s, w)` that sets `count` rows of the state s, from `row` on, to 0; w is not used."""
+
+    @device
+    def zero(s, w):
+        for k in range(count):
+            s[row + k] = float32(0.0)
+
+    return zero
 
 
 @device

@@ -69,9 +69,7 @@ def test_a_group_is_trained_stopped_resumed_and_shown(here, tmp_path):
         {"seeds": 2, "mean": (a + b) / 2, "half": 12.706 * abs(a - b) / 2}
     )
     assert "2 of 2 finished" in operant_process(tmp_path, "runs").stdout
-    assert (
-        "overlay: both, mean and 95 % band of 2 seeds" in operant_process(tmp_path, "monitor", "both", "--once").stdout
-    )
+    assert "mean of 2 seeds with its 95 % band" in operant_process(tmp_path, "monitor", "both", "--once").stdout
     groups.remove(groups.find("both", root))
     assert [run.id for run in runs.list_runs(root, everywhere=False)] == ["alone"] and not (root / "both").exists()
 
