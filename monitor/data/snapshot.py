@@ -243,7 +243,7 @@ class SearchAxis(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """What a snapshot holds of several runs: those of a group or the trials of a sweep."""
+    """Part of a snapshot about several runs: the members of a group or the trials of a sweep."""
 
     kind: Literal["group", "sweep"]
     members: tuple[Member, ...] = ()
