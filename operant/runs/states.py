@@ -405,6 +405,8 @@ def describe(run: Run) -> dict[str, Any]:
     paused = word == "paused"
     document, record = run.document, look.record
     step, steps = None if record is None else record.step, runfolder.integer_of(document, "steps")
+    if step is not None and look.status is not None:  # a record is published one iteration after its checkpoint
+        step = max(step, look.status.last_checkpoint_step or 0)
     created_ns = runfolder.integer_of(document, "created_realtime_ns")
     sps = recent.get("sps")
     left_s = (
