@@ -243,7 +243,7 @@ NO_KERNEL = {
     "box = np.zeros(3)": ("", "a kernel cannot allocate memory"),
     "pair = [s[X], s[X_DOT]]": ("", "a kernel cannot use a list"),
     "s[X] += float32(random.random())": ("import random", "use `uniform(key, 0)`"),
-    "s[X] += np.nextafter(s[X], s[X_DOT])": ("", "use `uniform(key, 0)`"),
+    "s[X] += float32(np.random.random())": ("", "use `uniform(key, 0)`"),
     "import os": ("", "write the import at the top of the file"),
     "s[X] += inner(s)": (
         "@device\ndef inner(s):\n    assert s[1] > float32(0.0)\n    return s[1]",
