@@ -319,7 +319,7 @@ def environments() -> dict[str, str]:
     rows: list[tuple[object, ...]] = []
     found = {}
     for name in envs.names():
-        env, module = envs.find(name), module_of(name)
+        env, module = envs.find(name), importlib.import_module(envs.module_of(name))
         rows.append((picture_of(name, 96), f"[`{name}`]({name}.md)", first_sentence(module), observed(env), acted(env)))
         found[f"environments/{name}.md"] = environment(name, env, module)
     head = "\n\n".join(
@@ -338,17 +338,6 @@ def picture_of(name: str, width: int) -> str:
     """Markdown image of an environment, or an empty string before `docs/draw.py` has drawn it."""
     there = (HOME / "docs" / "pages" / "environments" / "pictures" / f"{name}.png").is_file()
     return f"![{name}](pictures/{name}.png){{ width={width} }}" if there else ""
-
-
-def module_of(name: str) -> Any:
-    """Module that declares an environment: `minatar_breakout` is operant.envs.minatar.breakout."""
-    place = next(
-        ".".join(path.relative_to(Path(envs.__file__).parent).with_suffix("").parts).removesuffix(".__init__")
-        for path in Path(envs.__file__).parent.glob("**/*.py")
-        if "_".join(path.relative_to(Path(envs.__file__).parent).with_suffix("").parts).removesuffix("___init__")
-        == name
-    )
-    return importlib.import_module(f"operant.envs.{place}")
 
 
 def first_sentence(module: Any) -> str:

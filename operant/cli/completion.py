@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,13 @@ def environments(incomplete: str) -> list[str]:
     configuration.
     """
     folder = Path(__file__).resolve().parents[1] / "envs"
-    files = (
-        path.relative_to(folder) for path in folder.glob("**/*.py") if "\nENV = " in path.read_text(encoding="utf-8")
-    )
     # Equal to `operant.envs.names`, which would import numba.
-    names = ("_".join(file.parent.parts if file.stem == "__init__" else file.with_suffix("").parts) for file in files)
+    names = []
+    for path in folder.glob("**/*.py"):
+        file = path.relative_to(folder)
+        parts = file.parent.parts if file.stem == "__init__" else file.with_suffix("").parts
+        tasks = re.findall(r"^ENV(?:_([A-Z0-9_]+))? = ", path.read_text(encoding="utf-8"), re.MULTILINE)
+        names += ["_".join((*parts, *([task.lower()] if task else []))) for task in tasks]
     files_and_keys = [*python_files(incomplete), *(keys(incomplete) if incomplete else ())]
     return [*sorted(name for name in names if name.startswith(incomplete)), *files_and_keys]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,7 @@ __all__ = [
     "in_rod",
     "integer",
     "load_file",
+    "module_of",
     "names",
     "step_seconds",
     "uniform",
@@ -50,8 +52,14 @@ __all__ = [
 ]
 
 
+EXPORT = re.compile(r"^(ENV(?:_([A-Z0-9_]+))?) = ", re.MULTILINE)
+"""Line of a module that exports an environment: `ENV = ...`, or `ENV_TASK = ...` for one of several tasks."""
+
+
 def names() -> list[str]:
-    """Sorted names of the shipped environments: one for each module below this package that exports `ENV`."""
+    """Sorted names of the shipped environments: one for each `ENV` that a module below this package exports, and one
+    for each `ENV_TASK`, of a file with several tasks.
+    """
     return sorted(_modules())
 
 
@@ -63,24 +71,33 @@ def find(name: str) -> Env:
         return load_file(Path(name))
     modules = _modules()
     if name in modules:
-        return _named(importlib.import_module(modules[name]), name)
-    for other, module in modules.items():
-        env = _named(importlib.import_module(module), other)
+        module, export = modules[name]
+        return _named(importlib.import_module(module), name, export)
+    for other, (module, export) in modules.items():
+        env = _named(importlib.import_module(module), other, export)
         if env.gymnasium == name:
             return env
     raise KeyError(name)
 
 
-def _modules() -> dict[str, str]:
-    """Map the name of each shipped environment to its module: `minatar_breakout` to operant.envs.minatar.breakout."""
-    files = (
-        path.relative_to(folder)
-        for folder in __path__
-        for path in Path(folder).glob("**/*.py")
-        if "\nENV = " in path.read_text(encoding="utf-8")
-    )
-    parts = [file.parent.parts if file.stem == "__init__" else file.with_suffix("").parts for file in files]
-    return {"_".join(path): ".".join((__name__, *path)) for path in parts}
+def _modules() -> dict[str, tuple[str, str]]:
+    """Map the name of each shipped environment to its module and the name of the export in it: `minatar_breakout` to
+    operant.envs.minatar.breakout and ENV, `dmc_walker_run` to operant.envs.dmc.walker and ENV_RUN.
+    """
+    found = {}
+    for folder in map(Path, __path__):
+        for path in folder.glob("**/*.py"):
+            file = path.relative_to(folder)
+            parts = file.parent.parts if file.stem == "__init__" else file.with_suffix("").parts
+            for export, task in EXPORT.findall(path.read_text(encoding="utf-8")):
+                words = (*parts, task.lower()) if task else parts
+                found["_".join(words)] = ".".join((__name__, *parts)), export
+    return found
+
+
+def module_of(name: str) -> str:
+    """Dotted name of the module that declares a shipped environment. Raises KeyError for an unknown name."""
+    return _modules()[name][0]
 
 
 def load_file(path: Path) -> Env:
@@ -102,9 +119,9 @@ def load_file(path: Path) -> Env:
     return _named(module, path.stem)
 
 
-def _named(module: ModuleType, name: str) -> Env:
+def _named(module: ModuleType, name: str, export: str = "ENV") -> Env:
     """Return a module's `ENV` with this `name`. Raises OperantError if the module exports none."""
-    env = getattr(module, "ENV", None)
+    env = getattr(module, export, None)
     if not isinstance(env, Env):
         if outside := _gymnasium_classes(module):
             raise OperantError(

@@ -33,25 +33,30 @@ class View(NamedTuple):
     height: float = 0.8  # m, height of the picture's centre above the floor
     follow: bool = True  # the centre follows the first body
     grid: float = 0.5  # m, side of the floor's squares
+    marks: tuple[tuple[str, float], ...] = ()  # discs: name of a field of `d` with a position, and radius, m
+    hidden: tuple[str, ...] = ()  # geoms that are not drawn
 
 
 class Figure(NamedTuple):
     """Numbers of a picture and the functions that draw a robot."""
 
     picture: int  # numbers that `arrange` writes
-    arrange: Any  # device function (picture, w): from the scratch with geom_xpos and geom_xmat
+    arrange: Any  # device function (picture, w, s): from the scratch with geom_xpos and geom_xmat, and the state
     shader: Any  # device function (s, picture, p, x, y) -> colour
 
 
 READS = ("geom_xpos", "geom_xmat")
 
 
-def figure(model: Model, view: View, at: Mapping[str, int]) -> Figure:
-    """Figure of a model: all geoms except planes. `at` holds the offsets of `READS` in the scratch.
+def figure(model: Model, view: View, at: Mapping[str, int], rows: Mapping[str, int]) -> Figure:
+    """Figure of a model: all geoms except planes and hidden ones, and the view's marks. `at` holds the offsets of
+    `READS` in the scratch, `rows` the rows of the fields of `d` in the state.
 
     The picture holds the projected centre, then the ends of each rod relative to it: (u, v) to the right and up, m.
     """
-    drawn = [k for k in range(model.ngeom) if model.geom_type[k] in (SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX)]
+    hidden = [model.id("geom", name) for name in view.hidden]
+    shown = (SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX)
+    drawn = [k for k in range(model.ngeom) if model.geom_type[k] in shown and k not in hidden]
     count = len(drawn)
     axes, halves, radii = _rods(model, drawn)
     limbs = [_branch(model, k) for k in drawn]
@@ -59,6 +64,10 @@ def figure(model: Model, view: View, at: Mapping[str, int]) -> Figure:
     geoms = np.array(drawn, np.int32)
     moving = [k for k in drawn if model.body_rootid[model.geom_bodyid[k]] != 0]
     floor = any(model.geom_type[k] == PLANE for k in range(model.ngeom))
+    # Marks are rods without length, after those of the geoms.
+    marks, places = len(view.marks), np.array([rows[name] for name, _ in view.marks], np.int32)
+    radii = np.append(radii, np.array([radius for _, radius in view.marks], np.float32)).astype(np.float32)
+    colours = np.concatenate([colours, np.tile(np.array(RED, np.float32), (marks, 1))]).astype(np.float32)
     xpos, xmat, follow = at["geom_xpos"], at["geom_xmat"], view.follow and bool(moving)
     root = xpos + 3 * (moving[0] if moving else 0)
     (rx, ry), (ux, uy, uz), height = *_projection(view), float32(view.height)
@@ -68,7 +77,7 @@ def figure(model: Model, view: View, at: Mapping[str, int]) -> Figure:
     horizon = float32(1.5 * view.width * math.sin(math.radians(view.elevation))) - height * uz
 
     @device
-    def arrange(picture, w):
+    def arrange(picture, w, s):
         x, y = (w[root], w[root + 1]) if follow else (float32(0.0), float32(0.0))
         across, along = rx * x + ry * y, ux * x + uy * y + uz * height
         picture[0], picture[1] = across, along
@@ -79,12 +88,17 @@ def figure(model: Model, view: View, at: Mapping[str, int]) -> Figure:
             u, v = rx * w[p] + ry * w[p + 1] - across, ux * w[p] + uy * w[p + 1] + uz * w[p + 2] - along
             i = 2 + 4 * k
             picture[i], picture[i + 1], picture[i + 2], picture[i + 3] = u - du, v - dv, u + du, v + dv
+        for k in range(marks):
+            x, y, z = s[places[k]], s[places[k] + 1], s[places[k] + 2]
+            u, v = rx * x + ry * y - across, ux * x + uy * y + uz * z - along
+            i = 2 + 4 * (count + k)
+            picture[i], picture[i + 1], picture[i + 2], picture[i + 3] = u, v, u, v
 
     @device
     def pixel_shader(s, picture, p, x, y):
         u, v = (x - float32(0.5)) * width, (float32(0.5) - y) * width
         found = -1
-        for k in range(count):
+        for k in range(count + marks):
             x0, y0, x1, y1 = picture[4 * k + 2], picture[4 * k + 3], picture[4 * k + 4], picture[4 * k + 5]
             if in_rod(u, v, x0, y0, x1, y1, radii[k]):
                 found = k
@@ -98,7 +112,7 @@ def figure(model: Model, view: View, at: Mapping[str, int]) -> Figure:
         odd = (int32(math.floor(column)) + int32(math.floor(row))) & 1
         return GROUND if odd else FLOOR
 
-    return Figure(2 + 4 * count, arrange, pixel_shader)
+    return Figure(2 + 4 * (count + marks), arrange, pixel_shader)
 
 
 def _rods(model: Model, drawn: list[int]) -> tuple[Any, Any, Any]:

@@ -32,12 +32,20 @@ The model's equations of motion are compiled like any environment (operant/physi
                       time_limit=200, reset=reset, before=before, reward=reward, observe=observe)
 
 Rules
-- `d` holds `d.qpos` (nq), `d.qvel` (nv), `d.dt` (seconds of a step of the environment) and what `reads` names. Its
-  fields are views of the lane's state: an assignment to `d.qpos[0]` in `reset` moves the model.
-- `reads={"cfrc_ext": "cfrc_ext", "torso": "xpos torso"}`: a whole array of MuJoCo's data, or one row of it, by the name
-  of its body, site or geom. After a step a field has the value that MuJoCo's data holds then: derived quantities lag
-  the state by one step of the model.
+- `d` holds `d.qpos` (nq), `d.qvel` (nv), `d.dt` (seconds of a step of the environment) and what `reads` and `state`
+  name. Its fields are views of the lane's state: an assignment to `d.qpos[0]` in `reset` moves the model.
+- `reads={"cfrc_ext": "cfrc_ext", "torso": "xpos torso", "speed": "sensor speed"}`: a whole array of MuJoCo's data, or
+  one row of it, by the name of its body, site, geom or sensor. After a step a field has the value that MuJoCo's data
+  holds then: derived quantities lag the state by one step of the model. With `fresh=True` those of positions and
+  velocities are computed again, of the new state, as dm_control does (`mj_step1`).
+- `state={"target": 3}`: rows of the lane's state that only these functions write, such as the place of a target; 0 at
+  the start of `reset`.
 - `reset` starts from the model's `qpos0` at rest. `d`'s other fields have no value in it.
+- `random_joints=True`: every joint is drawn before `reset`, as `randomize_limited_and_rotational_joints` of dm_control
+  does: uniform in its range, an unlimited hinge in [-pi, pi), the rotation of a free joint as four uniform numbers in
+  [0, 1), made a unit quaternion. `reset` uses draws below 4,096 then.
+- `settle=200`: steps of the model without control after `reset`.
+- `tries=100`: starts in which bodies touch are drawn again, so often at most; the last is taken as it is.
 - The action is the control of the model. A step of the environment takes `p.frame_skip` steps of the model.
 - `terminated(d, p)` is optional: without it only the time limit ends an episode. `before` is optional.
 - `observation` may be a function of `Params`, for parameters that change the observation's size.
@@ -47,6 +55,7 @@ Rules
 - `tally`: as in operant/envs/base.py. Two are added: `lost_contacts`, contacts for which a lane had no room, and
   `bad_states`, states that were not finite or too large, after which the model starts again as in MuJoCo.
 - `view`: camera of the pictures, see `View`.
+- `MJCF(..., edit=function)`: a function that changes the `mujoco.MjSpec` that is read, before it is compiled.
 
 The model is read on first use (`PhysicsEnv.ready`), so that a file is listed and imported without `mujoco`. A run keeps
 the compiled model in its folder and needs `mujoco` no more.
@@ -65,7 +74,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from numpy import float32
+import numpy as np
+from numpy import float32, uint32
 
 from operant.compute.device import device
 from operant.compute.rng import uniform, uniform4
@@ -98,6 +108,9 @@ COUNTERS = ("lost_contacts", "bad_states")
 
 ALWAYS = ("qfrc_constraint",)
 """Arrays that the scratch of a step holds without being asked."""
+
+JOINT_DRAWS = 4096
+"""First random number for the positions of joints."""
 
 _TWO_PI = float32(2.0 * math.pi)
 _TINY = float32(2.0**-25)  # least argument of a logarithm
@@ -158,11 +171,17 @@ def write_clipped(out, at, values, skip, low, high):
     return at + len(values) - skip
 
 
+EXTRAS = {"gymnasium": "mujoco", "dm_control": "dmc"}
+"""Extra that installs a package of models."""
+
+
 class MJCF(NamedTuple):
     """Location of a model's MJCF file: inside an installed package, or a path."""
 
     package: str  # "" for a path
     path: str
+    label: str = ""  # name of the compiled model; by default the file's
+    edit: Callable[[Any], None] | None = None  # changes the `mujoco.MjSpec` of the file
 
     @classmethod
     def beside(cls, file: str, name: str) -> MJCF:
@@ -172,7 +191,12 @@ class MJCF(NamedTuple):
     @property
     def name(self) -> str:
         """File name of the compiled model in the folder of a run."""
-        return f"{Path(self.path).stem}.model"
+        return f"{self.label or Path(self.path).stem}.model"
+
+    @property
+    def extra(self) -> str:
+        """Extra that installs what compiles the model."""
+        return EXTRAS.get(self.package, "mujoco")
 
     def file(self) -> Path:
         """Path of the MJCF file. Raises MachineError if its package is not installed, NotFoundError without the
@@ -183,7 +207,7 @@ class MJCF(NamedTuple):
             if found is None or not found.submodule_search_locations:
                 raise MachineError(
                     f"{Path(self.path).name} is part of the package {self.package}, which is not installed: "
-                    "pip install 'operant[mujoco]'"
+                    f"pip install 'operant[{self.extra}]'"
                 )
             path = Path(next(iter(found.submodule_search_locations))) / self.path
         else:
@@ -211,6 +235,14 @@ class _Rules(NamedTuple):
 _ARGUMENTS = _Rules(("d", "p", "key"), ("d", "p"), ("d", "past", "action", "p", "tally"), ("d", "p"), ("d", "obs", "p"))
 
 
+class _Start(NamedTuple):
+    """Treatment of the initial state around the author's `reset`."""
+
+    random_joints: bool = False
+    settle: int = 0  # steps of the model
+    tries: int = 1
+
+
 def _unbuilt(*arguments: Any) -> None:
     """Placeholder for the functions of an environment whose model is not read yet, never called."""
 
@@ -224,6 +256,9 @@ class PhysicsEnv(Env):
     source: MJCF | None = None  # set by `physics_env`, like all that follows
     rules: Any = None  # `_Rules`
     reads: tuple[tuple[str, str], ...] = ()
+    state: tuple[tuple[str, int], ...] = ()
+    start: _Start | None = None
+    fresh: bool = False
     observation_of: Callable[[Any], Box] | None = None
     modified: Callable[[Any, Any], Any] | None = None
     view: View | None = None
@@ -280,6 +315,11 @@ def physics_env(
     before: Any = None,
     terminated: Any = None,
     reads: Mapping[str, str] | None = None,
+    state: Mapping[str, int] | None = None,
+    fresh: bool = False,
+    random_joints: bool = False,
+    settle: int = 0,
+    tries: int = 1,
     modified: Callable[[Any, Any], Any] | None = None,
     view: View | None = None,
     tally: tuple[str, ...] = (),
@@ -305,6 +345,9 @@ def physics_env(
         source=source,
         rules=_Rules(reset, before or _nothing_before, reward, terminated or _never, observe),
         reads=tuple((reads or {}).items()),
+        state=tuple((state or {}).items()),
+        start=_Start(random_joints, settle, tries),
+        fresh=fresh,
         observation_of=None if isinstance(observation, Box) else observation,
         modified=modified,
         view=view or View(),
@@ -332,17 +375,17 @@ def _model(source: MJCF, models: tuple[Path, ...]) -> Model:
         if folder and (path := Path(folder, source.name)).is_file():
             return Model.load(path.read_bytes())
     if importlib.util.find_spec("mujoco") is None:
-        raise MachineError(f"{Path(source.path).name} is compiled by mujoco: pip install 'operant[mujoco]'")
+        raise MachineError(f"{Path(source.path).name} is compiled by mujoco: pip install 'operant[{source.extra}]'")
     path = source.file()
-    return _compiled(str(path), path.stat().st_mtime_ns)
+    return _compiled(str(path), path.stat().st_mtime_ns, source.edit)
 
 
 @functools.cache
-def _compiled(path: str, modified_ns: int) -> Model:
+def _compiled(path: str, modified_ns: int, edit: Callable[[Any], None] | None) -> Model:
     """Model of an MJCF file, compiled once for each version of the file."""
     from operant.physics import Model
 
-    return Model.from_mjcf(path)
+    return Model.from_mjcf(path, edit)
 
 
 class _ByDigest:
@@ -365,7 +408,7 @@ class _Read(NamedTuple):
     """Named field of `d` that is copied from the scratch of a step into the state."""
 
     row: int  # first row of the state
-    array: str
+    array: str  # "" for a row of the task's own
     first: int  # first number of the array
     size: int
 
@@ -383,25 +426,42 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
     fields, placed = engine.fields, {}
     for name, (array, first, count) in reads.items():
         placed[name], fields = _Read(fields, array, first, count), fields + count
+    own = fields
+    for name, count in env.state:
+        placed[name], fields = _Read(fields, "", 0, count), fields + count
 
     reset_, before, reward, terminated, observe_ = env.rules
     work, clear, forward, simulate = engine.work, engine.reset, engine.forward, engine.steps
+    update = engine.refresh if env.fresh and env.reads else _as_it_is
     view = _view(model, engine, placed)
     at = {array: engine.at(array) for array in kept} | {array: engine.layout.at[array] for array in ALWAYS}
-    keep = _chain([_copy(at[read.array] + read.first, read.row, read.size) for read in placed.values()])
+    copied = [read for read in placed.values() if read.array]
+    keep = _chain([_copy(at[read.array] + read.first, read.row, read.size) for read in copied])
     # MuJoCo computes cfrc_ext after a step, not in mj_forward: it is 0 at the start of an episode.
     clear_forces = _chain([_zero(read.row, read.size) for read in placed.values() if read.array == "cfrc_ext"])
     controls, lost, bad, counters = max(model.nu, 1), engine.LOST, engine.RESETS, len(env.tally) - len(COUNTERS)
+    random_joints, settle, tries = env.start or _Start()
+    draw_joints = _random_joints(model, engine.QPOS) if random_joints else _no_joints
+    settled = simulate if settle else _unsettled
+    redrawn = tries > 1
 
     @device
     def reset(s, p, key):
         w = work()
-        clear(s)
-        reset_(view(s, p), p, key)
         control = local_array(controls, float32)
         for k in range(controls):
             control[k] = float32(0.0)
-        forward(s, control, w)
+        for k in range(tries):
+            # Random numbers of another try: another purpose.
+            now = (key[0], key[1], key[2], key[3], key[4], uint32(key[5] | uint32(k << 8))) if redrawn else key
+            clear(s)
+            for row in range(own, fields):
+                s[row] = float32(0.0)
+            draw_joints(s, now)
+            reset_(view(s, p), p, now)
+            settled(s, control, w, settle)
+            if forward(s, control, w) == 0:
+                break
         keep(s, w)
         clear_forces(s, w)
 
@@ -411,6 +471,7 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
         d = view(s, p)
         past, lost_before, bad_before = before(d, p), s[lost], s[bad]
         simulate(s, action, w, p.frame_skip)
+        update(w)
         keep(s, w)
         tally[counters] += s[lost] - lost_before
         tally[counters + 1] += s[bad] - bad_before
@@ -422,7 +483,8 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
 
     # Pictures: kinematics of the state, by an engine that keeps the geoms' poses.
     posed = build(model, float32, reads=READS)
-    shapes = figure(model, env.view or View(), {name: posed.at(name) for name in READS})
+    rows_of = {name: read.row for name, read in placed.items()}
+    shapes = figure(model, env.view or View(), {name: posed.at(name) for name in READS}, rows_of)
     posed_work, place, arrange_, rows = posed.work, posed.forward, shapes.arrange, posed.fields
 
     @device
@@ -433,7 +495,7 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
         for k in range(rows):
             copy[k] = s[k]
         place(copy, control, w)
-        arrange_(picture, w)
+        arrange_(picture, w, s)
 
     return replace(
         env,
@@ -458,10 +520,14 @@ def _reads(env: PhysicsEnv, model: Model) -> dict[str, tuple[str, int, int]]:
     kinds, found = {"nbody": "body", "ngeom": "geom", "nsite": "site"}, {}
     for name, text in env.reads:
         array, _, element = text.partition(" ")
+        if array == "sensor" and element:
+            number = model.id("sensor", element)
+            found[name] = (text, 0, int(model.sensor_dim[number]))
+            continue
         if array not in arrays or (element and arrays[array][0] not in kinds):
             raise OperantError(
-                f"reads of {name!r} is {text!r}: it must be an array ({', '.join(arrays)}), or one of bodies, geoms or "
-                "sites with the name of one of them"
+                f"reads of {name!r} is {text!r}: it must be an array ({', '.join(arrays)}), one of bodies, geoms or "
+                "sites with the name of one of them, or `sensor` with the name of a sensor"
             )
         counted, width = arrays[array]
         found[name] = (
@@ -486,6 +552,54 @@ def _view(model: Model, engine: Any, placed: Mapping[str, _Read]) -> Any:
         return Data(*values(s), timestep * float32(p.frame_skip))
 
     return view
+
+
+@device
+def _as_it_is(w):
+    pass
+
+
+@device
+def _no_joints(s, key):
+    pass
+
+
+@device
+def _unsettled(s, control, w, n):
+    pass
+
+
+def _random_joints(model: Model, first: int) -> Any:
+    """Make the function `(s, key)` that draws the position of every joint (see the module's docstring): numbers
+    `JOINT_DRAWS` and on of the key.
+    """
+    from operant.physics import constants as c
+    from operant.physics.tables import table
+
+    places, ranges, turns = [], [], []
+    for j in range(model.njnt):
+        place, kind = first + int(model.jnt_qposadr[j]), model.jnt_type[j]
+        if kind == c.BALL:
+            raise OperantError("random_joints does not draw ball joints: draw them in `reset`")
+        if kind == c.FREE:
+            turns.append(place + 3)
+        elif model.jnt_limited[j] or kind == c.HINGE:
+            low, high = model.jnt_range[j] if model.jnt_limited[j] else (-math.pi, math.pi)
+            places.append(place)
+            ranges.append((low, high - low))
+    place_of, range_of = table(np.array(places or [0], np.int32)), table(np.array(ranges or [(0, 0)], np.float32))
+    turn_of, joints, quaternions = table(np.array(turns or [0], np.int32)), len(places), len(turns)
+
+    @device
+    def draw(s, key):
+        for k in range(joints):
+            s[place_of(k)] = range_of(2 * k) + range_of(2 * k + 1) * uniform(key, JOINT_DRAWS + k)
+        for k in range(quaternions):
+            a, b, c, d = uniform4(key, JOINT_DRAWS + joints + k)
+            scale, at = float32(1.0) / math.sqrt(a * a + b * b + c * c + d * d), turn_of(k)
+            s[at], s[at + 1], s[at + 2], s[at + 3] = a * scale, b * scale, c * scale, d * scale
+
+    return draw
 
 
 @device

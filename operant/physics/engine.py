@@ -22,7 +22,7 @@ from numpy import float32, int32
 
 from operant.compute.device import device, device_call
 from operant.errors import OperantError
-from operant.physics import collide, collide_convex, smooth
+from operant.physics import collide, collide_convex, sensors, smooth
 from operant.physics import constants as c
 from operant.physics.coverage import INSTEAD
 from operant.physics.layout import READS, Layout, plan
@@ -57,7 +57,8 @@ class Engine:
     reset: Any = field(repr=False)  # (s): the model's initial state
     step: Any = field(repr=False)  # (s, ctrl, w): one time step
     steps: Any = field(repr=False)  # (s, ctrl, w, n): n time steps under one control
-    forward: Any = field(repr=False)  # (s, ctrl, w): derived quantities of the state, without a step
+    forward: Any = field(repr=False)  # (s, ctrl, w) -> contacts: derived quantities of the state, without a step
+    refresh: Any = field(repr=False)  # (w), after `steps`: what is read of positions and velocities, of the new state
 
     @property
     def fields(self) -> int:
@@ -125,7 +126,7 @@ def _formulas() -> bytes:
 @functools.lru_cache(maxsize=64)
 def _build(key: _Key, real: Any, reads: tuple[str, ...]) -> Engine:
     m = key.model
-    unknown = [name for name in reads if name not in READS]
+    unknown = [name for name in reads if name not in READS and not name.startswith("sensor ")]
     if unknown:
         raise OperantError(f"the engine does not keep {', '.join(unknown)}; it keeps {', '.join(READS)}")
     pairs = find_pairs(m)
@@ -141,12 +142,14 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...]) -> Engine:
         functions[pair.types(m)] = FUNCTIONS[names]
         most.append(MOST[names])
     hessian = find_pattern(m, [[dof for dof, _ in pair.dofs] for pair in pairs])
-    lay = plan(m, pairs, most, hessian, reads)
+    sensed = {name: sensors.named(m, name) for name in reads if name.startswith("sensor")}
+    touches = sorted({k for numbers in sensed.values() for k in numbers if sensors.is_touch(m, k)})
+    lay = plan(m, pairs, most, hessian, reads, touches)
 
     def make(name: str, record: Callable[[Tape], None], arrays: int = 1) -> Any:
         return program(record, arrays, m.digest + _formulas() + repr((name, np.dtype(real).name, reads)).encode())
 
-    scratch = _Scratch(m, lay, hessian, pairs, reads)
+    scratch = _Scratch(m, lay, hessian, pairs, reads, touches)
     contacts = Contacts(m, pairs, lay, functions, real)
     limits = limit_rows(m, lay, real)
     solve_mass = _as_call(make("solve mass", scratch.solve_mass))
@@ -161,7 +164,13 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...]) -> Engine:
         )
         constrain = newton(m, lay, hessian, contacts, programs, real)
     forces, find = make("forces", scratch.forces, 2), contacts.find
-    wrenches = _wrenches(m, lay, contacts, real) if "cfrc_ext" in reads and pairs else _nothing
+    normal = _normal_force(m, lay, contacts, real)
+    wrenches = _wrenches(m, lay, contacts, normal, real) if "cfrc_ext" in reads and pairs else _nothing
+    for name, numbers in sensed.items():
+        for k in numbers if pairs else ():
+            if k in touches:
+                out = lay.at[f"read {name}"] + (int(m.sensor_adr[k]) if name == "sensordata" else 0)
+                wrenches = _both(wrenches, sensors.touch(m, lay, contacts, normal, k, out, real))
 
     @device_call
     def dynamics(w, ctrl):
@@ -212,18 +221,30 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...]) -> Engine:
     def forward(s, ctrl, w):
         for k in range(fields):
             w[first + k] = s[k]
-        wrenches(w, dynamics(w, ctrl))
+        found = dynamics(w, ctrl)
+        wrenches(w, found)
         s[lost] = w[first + lost]
         if kept >= 0:
             for k in range(nv):
                 w[kept + k] = w[X + k]
+        return found
 
-    return Engine(m, real, lay, work, reset, step, steps, forward)
+    refresh = _as_call(make("refresh", scratch.refresh))
+    return Engine(m, real, lay, work, reset, step, steps, forward, refresh)
 
 
 @device
 def _nothing(w, nc):
     pass
+
+
+def _both(first: Any, second: Any) -> Any:
+    @device
+    def both(w, nc):
+        first(w, nc)
+        second(w, nc)
+
+    return both
 
 
 def _as_call(intrinsic: Any) -> Any:
@@ -239,8 +260,10 @@ def _as_call(intrinsic: Any) -> Any:
 class _Scratch:
     """Programs over the scratch w (array 0) and the control (array 1), to be recorded."""
 
-    def __init__(self, m: Model, lay: Layout, hessian: Pattern, pairs: list[Pair], reads: tuple[str, ...]) -> None:
-        self.m, self.lay, self.hessian, self.pairs, self.reads = m, lay, hessian, pairs, reads
+    def __init__(
+        self, m: Model, lay: Layout, hessian: Pattern, pairs: list[Pair], reads: tuple[str, ...], touches: list[int]
+    ) -> None:
+        self.m, self.lay, self.hessian, self.pairs, self.reads, self.touches = m, lay, hessian, pairs, reads, touches
 
     def load(self, tape: Tape, name: str, count: int) -> list[Number]:
         return [tape.load(0, self.lay.at[name] + k) for k in range(count)]
@@ -285,9 +308,39 @@ class _Scratch:
         self.store(tape, "qfrc_smooth", force)
         self.store(tape, "qacc_smooth", solve(factored, m.nv, force))
         self.store(tape, "act_dot", state.act_dot)
+        for k in self.touches:
+            site = int(m.sensor_objid[k])
+            position, turn = smooth.placed(m, state, int(m.site_bodyid[site]), m.site_pos[site], m.site_quat[site])
+            self.store(tape, f"touch {k}", position + turn)
         for name in reads:
             if name not in ("cfrc_ext", "qacc"):
-                self.store(tape, f"read {name}", self.quantity(name, state))
+                self.keep(tape, name, state, q, v)
+
+    def refresh(self, tape: Tape) -> None:
+        """Record kinematics and velocities of the state, and store what is read of them (`mj_step1`)."""
+        m = self.m
+        q, v = self.load(tape, "qpos", m.nq), self.load(tape, "qvel", m.nv)
+        state = smooth.kinematics(m, q, "xquat" in self.reads)
+        smooth.centres(m, state)
+        smooth.velocities(m, state, v)
+        smooth.tendons(m, state, q, v)
+        for name in self.reads:
+            if name not in ("cfrc_ext", "qacc", "qfrc_actuator", "actuator_force"):
+                self.keep(tape, name, state, q, v)
+
+    def keep(self, tape: Tape, name: str, state: smooth.State, q: list[Number], v: list[Number]) -> None:
+        """Store a quantity that a reader asked for, except touch sensors, which are 0 where nothing can touch."""
+        if not name.startswith("sensor"):
+            self.store(tape, f"read {name}", self.quantity(name, state))
+            return
+        m, at = self.m, self.lay.at[f"read {name}"]
+        for k in sensors.named(m, name):
+            place = at + (int(m.sensor_adr[k]) if name == "sensordata" else 0)
+            if k not in self.touches:
+                for i, value in enumerate(sensors.sensor(m, state, q, v, k)):
+                    tape.store(0, place + i, value)
+            elif not self.pairs:
+                tape.store(0, place, 0.0)
 
     def quantity(self, name: str, state: smooth.State) -> list[Number]:
         """Numbers of a quantity that a reader asked for, flat."""
@@ -483,7 +536,27 @@ def _no_program(w):
     pass
 
 
-def _wrenches(m: Model, lay: Layout, contacts: Contacts, real: Any) -> Any:
+def _normal_force(m: Model, lay: Layout, contacts: Contacts, real: Any) -> Any:
+    """Make the device function (w, contact) that returns the normal force of a contact, N."""
+    PAIR, D, R = (lay.at[f"contact {name}"] for name in ("pair", "D", "r"))
+    rows, zero, dual = lay.rows, real(0.0), m.opt_solver == c.PGS
+    places, numbers = contacts.places, contacts.numbers
+
+    @device
+    def normal_force(w, k):
+        pair, r, d = int(w[PAIR + k]), R + k * rows, w[D + k]
+        dims = places(PLACES * pair + 5)
+        normal = w[r] if dual else (-d * min(w[r], zero) if dims == 1 else zero)
+        for i in range(1, dims):
+            # Edges of the pyramid: normal +- mu friction
+            slip = numbers(NUMBERS * pair + 1 + i) * w[r + i]
+            normal += zero if dual else -d * min(w[r] + slip, zero) - d * min(w[r] - slip, zero)
+        return normal
+
+    return normal_force
+
+
+def _wrenches(m: Model, lay: Layout, contacts: Contacts, normal_force: Any, real: Any) -> Any:
     """Device function (w, contacts) that sums the contact forces on each body as `cfrc_ext`: torque and force about the
     centre of mass of its tree (`mj_rnePostConstraint`).
     """
@@ -498,13 +571,12 @@ def _wrenches(m: Model, lay: Layout, contacts: Contacts, real: Any) -> Any:
         """Add the force of contact k on its two bodies."""
         pair, r, d, at = int(w[PAIR + k]), R + k * rows, w[D + k], PLACE + 12 * k
         dims = places(PLACES * pair + 5)
-        normal = w[r] if dual else (-d * min(w[r], zero) if dims == 1 else zero)
+        normal = normal_force(w, k)
         t0, t1, t2, f0, f1, f2 = zero, zero, zero, zero, zero, zero
         for i in range(1, dims):
             mu = numbers(NUMBERS * pair + 1 + i)
             slip = mu * w[r + i]
             first, second = -d * min(w[r] + slip, zero), -d * min(w[r] - slip, zero)
-            normal += zero if dual else first + second
             pull = w[r + i] if dual else mu * (first - second)
             axis = at + 3 + 3 * (i % 3)
             if i < 3:

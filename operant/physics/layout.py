@@ -22,8 +22,11 @@ READS = {
     "geom_xpos": ("ngeom", 3), "geom_xmat": ("ngeom", 9), "site_xpos": ("nsite", 3), "site_xmat": ("nsite", 9),
     "subtree_com": ("nbody", 3), "cinert": ("nbody", 10), "cvel": ("nbody", 6), "qfrc_actuator": ("nv", 1),
     "actuator_force": ("nactuator", 1), "ten_length": ("ntendon", 1), "cfrc_ext": ("nbody", 6), "qacc": ("nv", 1),
+    "sensordata": ("nsensordata", 1),
 }  # fmt: skip
-"""Quantities that an environment may read after a step: number of elements and numbers of each, as in `mjData`."""
+"""Quantities that an environment may read after a step: number of elements and numbers of each, as in `mjData`. One
+sensor is `sensor NAME`.
+"""
 
 
 @dataclass
@@ -54,9 +57,24 @@ class Layout:
     duals: int  # rows that PGS has room for
 
 
-def plan(m: Model, pairs: Sequence[Pair], most: Sequence[int], hessian: Pattern, reads: Sequence[str]) -> Layout:
-    """Layout for a model, its pairs (`most` contacts of each), the pattern of its Hessian, and what is read after a
-    step.
+def read_size(m: Model, name: str) -> int:
+    """Count of the numbers of a quantity that is read after a step."""
+    if name.startswith("sensor "):
+        return int(m.sensor_dim[m.id("sensor", name.partition(" ")[2])])
+    count, width = READS[name]
+    return int(getattr(m, count) * width)
+
+
+def plan(
+    m: Model,
+    pairs: Sequence[Pair],
+    most: Sequence[int],
+    hessian: Pattern,
+    reads: Sequence[str],
+    touches: Sequence[int] = (),
+) -> Layout:
+    """Layout for a model, its pairs (`most` contacts of each), the pattern of its Hessian, what is read after a step,
+    and the touch sensors among it.
     """
     state = Block()
     for name, count in (("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1), ("resets", 1)):
@@ -82,8 +100,7 @@ def plan(m: Model, pairs: Sequence[Pair], most: Sequence[int], hessian: Pattern,
         for name, count in (("dqpos", m.nv), ("dqvel", m.nv), ("dact", m.na), ("turn", 3 * len(turning_dofs(m)))):
             w.take(name, count)
     for name in reads:
-        count, width = READS[name]
-        w.take(f"read {name}", getattr(m, count) * width)
+        w.take(f"read {name}", read_size(m, name))
     w.take("limit dof", limits)
     for name in ("limit D", "limit r", "limit v"):
         w.take(name, limits)
@@ -94,10 +111,12 @@ def plan(m: Model, pairs: Sequence[Pair], most: Sequence[int], hessian: Pattern,
     w.take("contact r", room * rows)
     w.take("contact v", room * rows)
     w.take("contact J", room * rows * chain)
-    forces_read = "cfrc_ext" in reads
+    forces_read = "cfrc_ext" in reads or bool(touches)
     if forces_read:
         w.take("contact place", room * 12)
         w.take("com", 3 * m.nbody)
+    for k in touches:
+        w.take(f"touch {k}", 12)
 
     # What the rows are made of is no longer needed when the solver begins: both use the same place.
     before, solver = Block(w.size), Block(w.size)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,20 +78,26 @@ class Model:
         return float(value) if value.dtype.kind == "f" else int(value)
 
     @classmethod
-    def from_mjcf(cls, source: str | Path) -> Model:
-        """Model of an MJCF file, or of the text of one. Raises OperantError without `mujoco`, for what it cannot read,
-        and for elements that the engine does not cover.
+    def from_mjcf(cls, source: str | Path, edit: Callable[[Any], None] | None = None) -> Model:
+        """Model of an MJCF file, or of the text of one; `edit` may change its `mujoco.MjSpec` before it is compiled.
+        Raises OperantError without `mujoco`, for what it cannot read, and for elements that the engine does not cover.
         """
         try:
             import mujoco
         except ImportError:
             raise OperantError("reading an MJCF model needs mujoco: pip install mujoco") from None
         text = str(source)
-        read = mujoco.MjModel.from_xml_string if "<" in text else mujoco.MjModel.from_xml_path
         # Otherwise warnings, such as of a deprecated attribute, go to stderr and to MUJOCO_LOG.TXT.
         mujoco.set_mju_user_warning(lambda warning: None)
         try:
-            compiled = read(text)
+            if edit is not None:
+                spec = mujoco.MjSpec.from_string(text) if "<" in text else mujoco.MjSpec.from_file(text)
+                edit(spec)
+                compiled = spec.compile()
+            elif "<" in text:
+                compiled = mujoco.MjModel.from_xml_string(text)
+            else:
+                compiled = mujoco.MjModel.from_xml_path(text)
         except ValueError as error:
             raise OperantError(f"MuJoCo cannot read the model: {error}") from None
         finally:

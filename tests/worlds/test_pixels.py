@@ -64,7 +64,8 @@ def plain(
     return found
 
 
-# Steps after which the pictures of three lanes differ: the chain shows its bit at the start, the pendulum falls and is reset.
+# Steps after which the pictures of three lanes differ: the chain shows its bit at the start, the pendulum falls and is
+# reset.
 DIFFER_AFTER = {"memory_chain": 0, "inverted_pendulum": 23}
 SMALL = {"cartpole", "mountaincar", "repeat_previous"}  # shapes, a curve, a sign and a bar
 
