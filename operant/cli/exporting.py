@@ -55,7 +55,7 @@ _SNIPPETS: Final[dict[str, tuple[str, ...]]] = {
 
 @export_app.command("policy")
 def export_policy(
-    what: Annotated[str, typer.Argument(metavar="RUN|FILE", help="a run, or the path of a checkpoint")],
+    what: Annotated[str, typer.Argument(metavar="RUN|FILE", help="a run, zoo:NAME, or the path of a checkpoint")],
     to: Annotated[
         str,
         typer.Option(

@@ -33,7 +33,7 @@ _BAD = frozenset(("failed", "diverged", "crashed", "gpu_fault", "oom", "unreadab
 
 @app.command("eval")
 def evaluate(
-    what: Annotated[str, typer.Argument(metavar="RUN|FILE", help="a run, or the path of a checkpoint")],
+    what: Annotated[str, typer.Argument(metavar="RUN|FILE", help="a run, zoo:NAME, or the path of a checkpoint")],
     episodes: Annotated[int, typer.Option(metavar="N", help="episodes per policy, greedy and sampled")] = 100,
     greedy: Annotated[bool, typer.Option("--greedy", help="only the most likely actions")] = False,
     sampled: Annotated[bool, typer.Option("--sampled", help="only actions sampled from the policy")] = False,

@@ -62,7 +62,7 @@ def render(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="RUN|FILE", help="a run, or the path of a checkpoint", autocompletion=completion.run_ids
+            metavar="RUN|FILE", help="a run, zoo:NAME, or the path of a checkpoint", autocompletion=completion.run_ids
         ),
     ],
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="a .gif, .mp4 or .png")],

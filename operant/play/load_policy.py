@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from operant import runs
 from operant.errors import BadFileError, ConfigError, NotFoundError, UsageError
+from operant.runs import zoo
 from operant.text import safe
 
 EVALUATION_NUMBER = 1 << 30
@@ -78,16 +79,17 @@ def load(
     report: Callable[[str], None],
     trusted: bool = False,
 ) -> LoadedPolicy:
-    """Load the policy of a checkpoint onto a device. `what` is a run, searched in `scope`, or the path of a checkpoint;
-    `which` is best, last or a step (None: the best if there is one, else the last). `trusted` allows code that is not
+    """Load the policy of a checkpoint onto a device. `what` is a run, searched in `scope`, `zoo:NAME`, or the path of a
+    checkpoint; `which` is best, last or a step (None: the best if there is one, else the last). `trusted` allows code that is not
     known to be this user's. `report` receives a line about each damaged checkpoint that is skipped.
 
     Raises NotFoundError, BadFileError, ConfigError, MachineError, UntrustedError, UsageError.
     """
-    given = _checkpoint_path(what)
+    shipped = zoo.find(what)
+    given = None if shipped is not None else _checkpoint_path(what)
     if given is not None and which is not None:
         raise UsageError(f"{what!r} is a checkpoint: omit --checkpoint, or give the run")
-    run = _run_of(given, what) if given is not None else runs.resolve(what, *scope)
+    run = shipped or (_run_of(given, what) if given is not None else runs.resolve(what, *scope))
     if not run.config_path.is_file():
         if os.path.lexists(run.config_path):
             raise BadFileError(
