@@ -1,7 +1,7 @@
 """Zoo: each recipe trained with several seeds, and the table of its results for the documentation.
 
-    python benches/zoo.py [RECIPE ...] [--seeds 5] [--episodes 1024] [--device cpu] [--out benches/zoo.toml] [--runs DIR]
-        [--set KEY=VALUE ...] [--keep]
+    python benches/zoo.py [RECIPE ...] [--seeds 5] [--episodes 1024] [--device cpu] [--out benches/zoo.toml]
+        [--runs DIR] [--set KEY=VALUE ...] [--keep]
 
 Trains with the command that a user types, in one process, and evaluates the checkpoint that `operant eval` takes (the
 best of training's evaluations) greedily in fresh episodes.
@@ -65,7 +65,19 @@ def trained(recipe: str, seed: int, device: str, episodes: int, place: Path, ove
     """Train one seed and evaluate it: mean return, steps, wall and CPU seconds."""
     name = f"{recipe.replace('/', '-')}-{seed}"
     program = [sys.executable, "-m", "operant.cli"]
-    words = ["train", "--config", recipe, "--seed", str(seed), "--device", device, "--name", name, "--inline", *overrides]
+    words = [
+        "train",
+        "--config",
+        recipe,
+        "--seed",
+        str(seed),
+        "--device",
+        device,
+        "--name",
+        name,
+        "--inline",
+        *overrides,
+    ]
     began = time.monotonic()
     with (place / f"{name}.txt").open("w") as log:
         process = subprocess.Popen([*program, *words, "--runs", str(place)], stdout=log, stderr=log)

@@ -4,7 +4,8 @@ Generated pages: one per environment, from its docstring and declaration; the co
 the configuration, from its sections; the Python interface, from docstrings. Written pages can use these placeholders:
 `{{ keys NAME }}` is the table of a section's keys ("run", "net", "ppo" ...), `{{ docstring MODULE }}`, `{{ file PATH
 }}`, `{{ notebook PATH }}` and `{{ monitor_keys }}` insert what they name, `{{ results }}` is the table of recipes and
-their results, `{{ zoo }}` that of benches/zoo.toml, `{{ figures NAME }}` explains the metrics of an algorithm, and
+their results, `{{ zoo }}` that of benches/zoo.toml, `{{ policies }}`
+that of the pretrained policies, `{{ figures NAME }}` explains the metrics of an algorithm, and
 `{{ faults }}` is the table of tests/FAULTS.md without its column of tests. Page layout is the theme's.
 """
 
@@ -32,6 +33,7 @@ from operant.config import recipes, sections
 from operant.config.load import load
 from operant.envs import Box, Discrete, Env
 from operant.nn import mlp
+from operant.runs import zoo as pretrained
 from operant.sweep import plan
 from operant.text import count
 
@@ -75,6 +77,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "figures": figures,
         "monitor_keys": monitor_keys,
         "notebook": notebook,
+        "policies": policies,
         "results": results,
         "zoo": zoo,
     }
@@ -190,17 +193,31 @@ def faults() -> str:
 
 
 def zoo() -> str:
-    """Table of benches/zoo.toml: each recipe with several seeds."""
+    """Table of benches/zoo.toml: each recipe with several seeds, then the recipes without a measurement."""
     rows: list[tuple[object, ...]] = []
-    for recipe, row in tomli.loads((HOME / "benches" / "zoo.toml").read_text(encoding="utf-8")).items():
+    measured = tomli.loads((HOME / "benches" / "zoo.toml").read_text(encoding="utf-8"))
+    for row in measured.values():
         interval = f" ± {row['ci95']:.2g}" if "ci95" in row else ""
-        reached = f"{row['solved']} of {row['seeds']} at {row['target']:g}" if "solved" in row else ""
+        reached = f"{row['solved']} at {row['target']:g}" if "solved" in row else ""
         seconds = (f"{row['cpu_s']:.1f}", f"{row['wall_s']:.1f}")
         machine = f"{row['device']}, load {row['load']:.0f}"
-        mean, steps, version = f"{row['mean_return']:.4g}{interval}", count(row["steps"]), row["version"]
-        rows.append((f"`{recipe}`", mean, reached, steps, *seconds, machine, version))
-    head = ("recipe", "return", "seeds at the target", "steps", "CPU s", "wall s", "machine", "version")
-    return table(head, rows)
+        mean, steps = f"{row['mean_return']:.4g}{interval}", count(row["steps"])
+        version = " ".join(filter(None, (row["version"], row.get("commit"))))
+        rows.append((f"`{row['command']}`", mean, row["seeds"], reached, steps, *seconds, machine, version))
+    head = ("command", "return", "seeds", "at the target", "steps", "CPU s", "wall s", "machine", "version, commit")
+    missing = [f"`{recipe}`" for recipe in recipes.shipped() if recipe not in measured]
+    return f"{table(head, rows)}\n\nNot measured yet: {', '.join(missing)}."
+
+
+def policies() -> str:
+    """Table of the pretrained policies."""
+    rows: list[tuple[object, ...]] = []
+    for name in pretrained.names():
+        about = pretrained.about(name)
+        mean = f"{about['return']:.4g} ± {about['ci95']:.2g}"
+        version = f"{about['version']} {about['commit']}"
+        rows.append((f"`zoo:{name}`", mean, count(about["step"]), f"`{about['command']}`", version))
+    return table(("policy", "return", "steps", "trained by", "version, commit"), rows)
 
 
 def figures(name: str) -> str:

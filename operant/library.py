@@ -572,14 +572,16 @@ def load(
     root: str | None = None,
     trust: bool = False,
 ) -> Policy:
-    """Load a trained policy. `run` is an id, a unique part of one, a path, "latest", a `Run`, or the path of a
-    checkpoint; `checkpoint` is "best", "last" or a step (default: the best). `root`: folder of runs to search; `trust`
-    allows code that is not known to be this user's.
+    """Load a trained policy. `run` is an id, a unique part of one, a path, "latest", a `Run`, the path of a checkpoint,
+    or "zoo:NAME", a policy that ships with Operant (`operant zoo` lists them); `checkpoint` is "best", "last" or a step
+    (default: the best). `root`: folder of runs to search; `trust` allows code that is not known to be this user's.
 
     >>> import operant
     >>> policy = operant.load("example", "last", device="cpu")
     >>> 0 < policy.step < 20_000
     True
+    >>> operant.load("zoo:cartpole", device="cpu")  # doctest: +ELLIPSIS
+    <policy of cartpole at step ...: observation (4,) float32, action (1,)>
     """
     from operant.play import load_policy
 

@@ -483,6 +483,8 @@ def test_a_wheel_holds_the_configurations_and_finds_them_from_anywhere(tmp_path)
         names = set(archive.namelist())
     shipped = sorted(f"{path.parent.name}/{path.stem}" for path in (HOME / "configs").glob("*/*.toml"))
     assert {f"operant/configs/{name}.toml" for name in shipped} <= names
+    policies = [path for path in (PACKAGE / "zoo").rglob("*") if path.is_file()]
+    assert policies and {path.relative_to(HOME).as_posix() for path in policies} <= names
     assert not [
         name for name in names if name.split("/")[0] not in ("operant", "monitor") and ".dist-info/" not in name
     ]

@@ -9,6 +9,7 @@ from typing import Any
 
 from operant import runs
 from operant.config import recipes
+from operant.runs import zoo
 
 _RESERVED = ("latest", "live")
 _MOST = 500
@@ -22,7 +23,8 @@ def run_ids(ctx: Any, incomplete: str) -> list[str]:
     """
     with contextlib.suppress(OSError):
         ids = runs.list_ids(*runs.scope(ctx.params.get("root")))
-        matching = [id_ for id_ in (*ids, *_RESERVED) if id_.startswith(incomplete)]
+        policies = [f"{zoo.PREFIX}{name}" for name in zoo.names()] if incomplete.startswith("z") else []
+        matching = [id_ for id_ in (*ids, *_RESERVED, *policies) if id_.startswith(incomplete)]
         ends = (id_.rpartition("-")[2] for id_ in ids)
         return (matching or [end for end in ends if incomplete and end.startswith(incomplete)])[:_MOST]
     return []

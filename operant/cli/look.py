@@ -1,4 +1,4 @@
-"""Commands that read runs: `runs`, `show`, `wait`, `monitor`, `logs`, `eval`. Only `eval` imports torch."""
+"""Commands that read runs: `runs`, `show`, `wait`, `monitor`, `logs`, `eval`, `zoo`. Only `eval` imports torch."""
 
 from __future__ import annotations
 
@@ -123,6 +123,24 @@ def evaluate(
                     f"{'':8} per episode: "
                     f"{'  '.join(f'{safe(name)} {value:,.4g}' for name, value in result.tally.items())}"
                 )
+
+
+@app.command("zoo")
+def list_zoo(as_json: JsonOption = False) -> None:
+    """List the pretrained policies that ship with Operant.
+
+    Evaluate, film or export one by its name: operant eval zoo:NAME --render term.
+    """
+    from operant.runs import zoo
+
+    policies = [(f"{zoo.PREFIX}{name}", zoo.about(name)) for name in zoo.names()]
+    if as_json:
+        print_json({"schema": 1, "policies": [{"name": name, **about} for name, about in policies]})
+        return
+    width = max((len(name) for name, _ in policies), default=0)
+    for name, about in policies:
+        spread = f"{about['return']:,.6g} ± {about['ci95']:.2g}"
+        out(f"{name:{width}}  return {spread:16}  {about['step']:>12,} steps of {about['algo']}  ({about['command']})")
 
 
 @app.command("runs")

@@ -17,7 +17,7 @@ from operant.cli.common import TYPER, out, say
 
 _GROUPS: Final = {
     "Train": ("train", "resume", "stop", "pause", "unpause", "checkpoint", "wait", "sweep"),
-    "Watch": ("monitor", "runs", "show", "logs", "eval", "render", "play"),
+    "Watch": ("monitor", "runs", "show", "logs", "eval", "render", "play", "zoo"),
     "Keep": ("note", "du", "archive", "restore", "rm"),
     "Compare": ("compare", "plot", "report"),
     "Share": ("export",),

@@ -80,8 +80,8 @@ def load(
     trusted: bool = False,
 ) -> LoadedPolicy:
     """Load the policy of a checkpoint onto a device. `what` is a run, searched in `scope`, `zoo:NAME`, or the path of a
-    checkpoint; `which` is best, last or a step (None: the best if there is one, else the last). `trusted` allows code that is not
-    known to be this user's. `report` receives a line about each damaged checkpoint that is skipped.
+    checkpoint; `which` is best, last or a step (None: the best if there is one, else the last). `trusted` allows code
+    that is not known to be this user's. `report` receives a line about each damaged checkpoint that is skipped.
 
     Raises NotFoundError, BadFileError, ConfigError, MachineError, UntrustedError, UsageError.
     """
