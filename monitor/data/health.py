@@ -17,6 +17,7 @@ from monitor.data.curve import upper_median
 from monitor.data.snapshot import POWER_LIMIT, Finding, Gpu, Level, System
 from monitor.data.summary import RunData, evaluations_shown, values_shown
 from operant.runs import MetricSpec, Threshold, integer_of, number_of
+from operant.runs.metrics.spec import POSITIVE
 from operant.text import count, number, safe
 
 SETTLED_SHARE: Final = 0.05
@@ -117,7 +118,7 @@ def health_context(data: RunData, system: System | None, step: float | None = No
     }
     highest = {
         name: curves[name].maximum(step)
-        for name in others | {name for name, rule in rules if rule.relative_to == "highest"}
+        for name in others | {name for name, rule in rules if rule.relative_to == "highest" or rule.ever}
     }
     status = data.look.status if step is None else None
     live = data.state.live and step is None
@@ -256,6 +257,8 @@ def _apply_rules(spec: MetricSpec, values: Sequence[float], context: HealthConte
     """Apply a metric's thresholds to its recent values; the first that holds and is not exempt decides. None if no
     threshold can be applied yet.
     """
+    if any(threshold.ever for threshold in spec.thresholds):
+        values = [context.highest.get(spec.name, values[-1])]
     rules = [
         _rule(threshold, reference)
         for threshold in spec.thresholds
@@ -282,8 +285,9 @@ def _finding(verdict: _Verdict, context: HealthContext, shown: float | None) -> 
     """
     spec, value, fired = verdict.spec, verdict.value, verdict.fired
     format_value = count if spec.kind == "rate" else number
-    median = ""
-    if shown is not None and math.isfinite(shown):
+    ever = any(threshold.ever for threshold in spec.thresholds)
+    median = ", at its highest" if ever and fired is not None else ""
+    if shown is not None and math.isfinite(shown) and not ever:
         shown_fires = any(
             rule.low <= shown < rule.high
             for rule in (verdict.rules if fired is None else [fired])
@@ -313,6 +317,8 @@ def _limits(rules: Sequence[_Rule], value: float, format_value: Callable[[float]
     """
     above = max((rule.high for rule in rules if rule.high < math.inf and value >= rule.low), default=None)
     below = min((rule.low for rule in rules if rule.high == math.inf), default=None)
+    if below == POSITIVE:
+        return "0"
     if above is not None and below is not None:
         return f"{format_value(above)} to {format_value(below)}"
     return (

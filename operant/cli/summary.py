@@ -34,6 +34,7 @@ def lines(run: Run) -> list[str]:
         ("evaluation", _evaluation(run, described, evaluations)),
         ("training", _training(described)),
         ("curve", _curve(run, evaluations)),
+        *(("health", text) for text in _health(run)),
         ("checkpoint", _checkpoint(run, described)),
         ("resume", described["resume"]),
         ("folder", f"{runs.display_path(run.path)}{_age_text(described)}"),
@@ -108,6 +109,32 @@ def _training(described: dict[str, Any]) -> str:
         return ""
     length = f", length {number(described['length'])}" if described["length"] is not None else ""
     return f"mean return {number(described['return'])}{length} of the last episodes"
+
+
+def _health(run: Run) -> list[str]:
+    """Return a sentence for each metric whose largest value, in the records of the run's metrics file, its thresholds
+    object to: those that look at the run as a whole, such as contacts that a robot's model lost.
+    """
+    whole = {
+        name: (spec, rule)
+        for name, spec in runs.read_specs(run).items()
+        for rule in spec.thresholds
+        if rule.ever and rule.at_least is not None
+    }
+    highest = dict[str, float]()
+    try:
+        with Reader(run.metrics_path) as reader:
+            for record in reader.since(0) if whole else ():
+                for name, value in states.values_of(reader, record).items():
+                    if name in whole and value is not None:
+                        highest[name] = max(value, highest.get(name, value))
+    except (OSError, BadFileError):
+        return []
+    return [
+        safe(f"{spec.label} {number(highest[name])} {spec.unit}".rstrip() + f", at its highest: {rule.advice}", 400)
+        for name, (spec, rule) in whole.items()
+        if highest.get(name, 0.0) >= (rule.at_least or 0.0) and name in highest
+    ]
 
 
 def _curve(run: Run, evaluations: Sequence[dict[str, Any]]) -> str:

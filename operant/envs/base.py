@@ -45,7 +45,8 @@ Rules
 - `key` identifies the lane's random numbers of this step: `uniform(key, draw)` in [0, 1) gives the same value on every
   device (also `uniform4` and `integer`; see `operant.compute.rng`).
 - `tally[k] += x` sums a metric of the environment over an episode: `Env(..., tally=("score",))`. Add unconditionally, 0
-  where there is nothing to add: a branch around a sum prevents vectorization across lanes on a CPU.
+  where there is nothing to add: a branch around a sum prevents vectorization across lanes on a CPU. A tally that ought
+  to be 0 names its sentence of advice: `Env(..., warnings={"overflows": "the board was full: ..."})`.
 - Time limits, automatic resets, episode statistics, seeding, memory layout and the device belong to
   `operant.worlds.device_world`. `step` never resets and never counts steps.
 
@@ -210,6 +211,8 @@ class Env(_Declared):
     gymnasium: str | None = None
     # least and greatest value by parameter; None: unbounded
     ranges: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict, compare=False)
+    # by tally that ought to be 0: one sentence that a viewer shows where it is not, with what to do
+    warnings: Mapping[str, str] = field(default_factory=dict, compare=False)
     name: str = field(default="", compare=False)
 
     def configured(self, params: Any, models: tuple[Path, ...] = ()) -> Env:

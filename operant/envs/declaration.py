@@ -52,6 +52,8 @@ def declaration_problems(env: Env) -> list[str]:
         problems.append(f"observation_shards is {env.observation_shards!r}: a whole number, 0 or more")
     if not isinstance(env.tally, tuple) or not all(isinstance(name, str) for name in env.tally):
         problems.append(f'tally is {env.tally!r}: a tuple of names, such as ("score",)')
+    if unknown := [name for name in env.warnings if name not in env.tally]:
+        problems.append(f"warnings names {unknown[0]!r}, which is not a tally")
     problems += _play_field_problems(env)
     try:
         hash(env)

@@ -106,6 +106,14 @@ MODELS_VARIABLE = "OPERANT_MODELS"
 COUNTERS = ("lost_contacts", "bad_states")
 """Tallies of every environment on a model, after its own."""
 
+WARNINGS = {
+    "lost_contacts": "contacts beyond the lane's room were left out, so that bodies may sink into each other: let "
+    "fewer geoms collide (contype, conaffinity, <exclude>); where it is rare and only in falls, go on",
+    "bad_states": "a state was not finite or above 1e10, and its lane went on from the model's initial pose, as in "
+    "MuJoCo: take a smaller timestep, more damping or armature, or narrower ranges of parameters",
+}
+"""Sentences of advice for `COUNTERS`."""
+
 ALWAYS = ("qfrc_constraint",)
 """Arrays that the scratch of a step holds without being asked."""
 
@@ -297,7 +305,12 @@ class PhysicsEnv(Env):
         built = _built(plain, _ByDigest(changed))
         skip = getattr(params, "frame_skip", 1)
         built = replace(
-            built, name=self.name, ranges=self.ranges, model=model, step_s=skip * float(changed.opt_timestep)
+            built,
+            name=self.name,
+            ranges=self.ranges,
+            warnings=self.warnings,
+            model=model,
+            step_s=skip * float(changed.opt_timestep),
         )
         return with_pixels(built, self.pixels) if self.pixels else built
 
@@ -342,6 +355,7 @@ def physics_env(
         step_s=step_s,
         gymnasium=gymnasium,
         ranges={} if ranges is None else ranges,
+        warnings=WARNINGS,
         source=source,
         rules=_Rules(reset, before or _nothing_before, reward, terminated or _never, observe),
         reads=tuple((reads or {}).items()),

@@ -60,6 +60,15 @@ _NAMED = {
     "sensor": "SENSOR",
 }  # fmt: skip
 
+_SOURCES = (
+    "body_mass body_inertia body_pos body_quat body_ipos body_iquat body_parentid jnt_type jnt_pos jnt_axis "
+    "dof_armature geom_type geom_size qpos0"
+)
+"""Fields from which MuJoCo's compiler and `mj_setConst` derive others."""
+
+_DERIVED = "body_subtreemass body_invweight0 dof_invweight0 dof_M0 tendon_invweight0 geom_rbound stat_meaninertia"
+"""Fields that they derive."""
+
 
 @dataclass(frozen=True, eq=False)
 class Model:
@@ -145,11 +154,23 @@ class Model:
         return zlib.compress(len(head).to_bytes(4, "little") + head + numbers, 9)
 
     def replace(self, **changes: Any) -> Model:
-        """Copy with other values, of the same shapes. Raises OperantError for a name or a shape that does not fit."""
+        """Copy with other values, of the same shapes. Raises OperantError for a name or a shape that does not fit, and
+        for a field from which MuJoCo's compiler derives others, such as the inverse weights from masses.
+        """
         arrays = dict(self.arrays)
         for name, value in changes.items():
             if name not in arrays:
-                raise OperantError(f"a model has no field {name!r}; fields are those of mjModel, such as body_mass")
+                raise OperantError(f"a model has no field {name!r}; fields are those of mjModel, such as geom_friction")
+            if name in (*_SOURCES.split(), *_DERIVED.split()):
+                why = (
+                    "MuJoCo derives other constants from it, such as inverse weights"
+                    if name in _SOURCES.split()
+                    else "MuJoCo derives it from masses, lengths and the initial pose"
+                )
+                raise OperantError(
+                    f"{name} cannot be replaced: {why}. Change the MJCF file; or edit a mujoco.MjModel, call "
+                    "mujoco.mj_setConst and read it by Model.from_compiled"
+                )
             new = np.array(value, arrays[name].dtype)
             if new.shape != arrays[name].shape:
                 raise OperantError(f"{name} has shape {arrays[name].shape}, not {new.shape}")

@@ -19,6 +19,7 @@ import torch
 from operant.algos.base import Algorithm
 from operant.compute.graphs import Graphed
 from operant.runs import BOOKKEEPING, FLAG_CHECKPOINT, FLAG_EVAL, Metric, MetricSpec, Threshold, Writer
+from operant.runs.metrics.spec import POSITIVE
 from operant.training.distributed import SINGLE, SOLO, EpisodeSums, Exchange, RankGroup, RankMetrics
 from operant.training.nonfinite import FirstNonFinite, NonFiniteCheck, advice
 from operant.worlds import EPISODES, LENGTH, RETURN, TALLIES
@@ -114,9 +115,18 @@ def specs_for(
         MetricSpec("memory/allocated_bytes", "memory in use", "bytes", order=BOOKKEEPING + 20),
         MetricSpec("memory/reserved_bytes", "memory reserved", "bytes", order=BOOKKEEPING + 20),
         *(spec for rank in range(exchange.ranks) if exchange.ranks > 1 for spec in _rank_specs(rank, exchange)),
-        *(MetricSpec(f"tally/{name}", name.replace("_", " "), order=200) for name in algo.world.spec.tally),
+        *(_tally_spec(name, algo.world.spec.warnings) for name in algo.world.spec.tally),
         *(logs or ()),
     )
+
+
+def _tally_spec(name: str, warnings: Mapping[str, str]) -> MetricSpec:
+    """Describe a tally of the environment; one that ought to be 0 warns once it was not."""
+    label = name.replace("_", " ")
+    if name not in warnings:
+        return MetricSpec(f"tally/{name}", label, order=200)
+    rule = Threshold("warn", at_least=POSITIVE, advice=warnings[name], ever=True)
+    return MetricSpec(f"tally/{name}", label, "per episode", order=200, thresholds=(rule,))
 
 
 def _rank_specs(rank: int, exchange: Exchange) -> tuple[MetricSpec, MetricSpec]:

@@ -6,7 +6,8 @@ import pytest
 from made_runs import made
 
 from operant import runs
-from operant.runs import launch
+from operant.runs import Metric, MetricSpec, Threshold, launch
+from operant.runs.metrics.spec import POSITIVE
 
 NAN = float("nan")
 CONFIG = "/somewhere/configs/ppo/cartpole.toml"
@@ -61,6 +62,17 @@ def test_a_run_without_records_and_with_a_damaged_request_is_summarised(here, tm
     lines = here("show", "young").out.splitlines()
     assert lines[0] == "✖ crashed  young   unknown" or lines[0].startswith("● starting  young")
     assert lines[1] == "  recipe      defaults" and not any("\x1b" in line for line in lines)
+
+
+def test_a_count_that_ought_to_be_zero_is_a_sentence_about_the_whole_run(here, tmp_path):
+    run = made(
+        tmp_path / "runs", "ant-ppo-77aa", [(100, (1.0, 0.0)), (200, (2.0, 0.25)), (300, (3.0, 0.0))],
+        metrics=[Metric("return"), Metric("tally/lost_contacts")], lanes=8, device="cpu",
+    )  # fmt: skip
+    rule = Threshold("warn", at_least=POSITIVE, advice="fewer geoms", ever=True)
+    runs.write_specs(run.path, [MetricSpec("tally/lost_contacts", "lost contacts", "per episode", thresholds=(rule,))])
+    lines = here("show", "77aa").out.splitlines()
+    assert "  health      lost contacts 0.25 per episode, at its highest: fewer geoms" in lines
 
 
 def test_the_list_names_evaluations_and_training_returns_apart(shown, here):

@@ -12,7 +12,7 @@ from monitor.data.timeline import Timeline
 from operant.algos.ppo.ppo import ppo_metrics
 from operant.runs.folder import Run
 from operant.runs.metrics import Metric, Record
-from operant.runs.metrics.spec import MetricSpec, Threshold
+from operant.runs.metrics.spec import POSITIVE, MetricSpec, Threshold
 from operant.runs.states import Observation, State
 
 NAN = math.nan
@@ -421,6 +421,14 @@ def test_what_a_threshold_can_say(how, values, level):
     now = HealthContext(share=0.5, highest={"x": 100.0, "y": 10.0}, newest={"y": 1.5})
     (found,) = judged(("warn", 2.0), values, now, **how)
     assert found.level == level and found.title.startswith("an x ") and (found.advice == "try less") == (level != "ok")
+
+
+def test_a_threshold_on_the_whole_run_warns_of_a_value_long_ago():
+    rule = ("warn", POSITIVE)
+    (found,) = judged(rule, [0.0] * 20, HealthContext(share=0.5, highest={"x": 0.25}), ever=True)
+    assert found[:4] == ("warn", "an x 0.25, at its highest", "0", "try less")
+    (found,) = judged(rule, [0.0] * 20, HealthContext(share=0.5, highest={"x": 0.0}), ever=True)
+    assert found[:3] == ("ok", "an x 0", "0")
 
 
 def test_a_threshold_without_its_reference_is_not_judged():

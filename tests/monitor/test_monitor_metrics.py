@@ -118,7 +118,7 @@ def test_no_metric_of_an_algorithm_is_named_in_the_monitor():
 
 
 def test_a_declaration_goes_there_and_back():
-    rule = Threshold("warn", 1.0, 2.0, "x", 0.4, 0.1, 0.9, "minute", "best", "b", 0.2)
+    rule = Threshold("warn", 1.0, 2.0, "x", 0.4, 0.1, 0.9, "minute", "best", "b", 0.2, True)
     specs = (SCRATCH, MetricSpec("a", "A", "s", True, "f", -3, (rule,), "y", "z", "rate"))
     assert tuple(decode(json.loads(json.dumps(encode(specs)))).values()) == specs
 

@@ -40,6 +40,10 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_./-]{1,63}")
 _CELLS: Final = {"label": 40, "unit": 40, "figure": 16, "advice": 300, "explanation": 600, "kind": 8, "absent": 120}
 
 
+POSITIVE: Final = 1e-30
+"""Lower bound of a rule for every number above 0."""
+
+
 class Threshold(NamedTuple):
     """Rule for a warning about a metric: it has `level` while its recent values lie in [at_least, below) and all other
     conditions hold. The first rule that applies counts.
@@ -57,6 +61,7 @@ class Threshold(NamedTuple):
     unless: str = ""  # "best": not while the evaluation is at its best; "target": not once it has reached the target
     while_metric: str = ""  # only while another metric ...
     while_share: float = 0.0  # ... is above this share of its largest value
+    ever: bool = False  # applied to the largest value so far instead of the recent ones
 
 
 class MetricSpec(NamedTuple):
