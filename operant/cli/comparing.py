@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from operant.cli import completion
 from operant.cli.common import (
     TYPER,
     JsonOption,
     RootOption,
-    RunNames,
     TrustOption,
     check_free,
+    consented,
     out,
     print_json,
     print_table,
@@ -33,6 +34,7 @@ from operant.text import count, number, safe
 
 if TYPE_CHECKING:
     from operant.plot import Axis, Entry, Group
+    from operant.plot.report import Film
     from operant.runs import Run
     from operant.runs.sweeps import Sweep
 
@@ -61,11 +63,21 @@ LabelOption = Annotated[
     typer.Option("--label", metavar="NAME=TEXT", help="label of a named run or group; may be repeated"),
 ]
 _HIGHEST_SMOOTH = 0.5
+ComparedNames = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RUN|GROUP|SWEEP...",
+        help="runs as in other commands, groups of seeds, and sweeps (their ten best trials)",
+        autocompletion=completion.run_ids,
+    ),
+]
+_FILM_SIDES: Final = (192, 128, 96, 64)  # pixels, tried until the film is small enough
+_FILM_SECONDS, _FILM_FPS, _FILM_BYTES = 5.0, 15.0, 750_000
 
 
 @app.command()
 def compare(
-    names: RunNames = None,
+    names: ComparedNames = None,
     metric: MetricOption = None,
     axis: AxisOption = "steps",
     smooth: SmoothOption = None,
@@ -101,7 +113,7 @@ def compare(
 
 @app.command()
 def plot(
-    names: RunNames = None,
+    names: ComparedNames = None,
     path: Annotated[
         str, typer.Option("--out", "-o", metavar="FILE.png|svg|pdf", help="the file to write")
     ] = "curves.png",
@@ -156,23 +168,24 @@ def plot(
 
 @app.command()
 def report(
-    names: RunNames = None,
+    names: ComparedNames = None,
     path: Annotated[str, typer.Option("--out", "-o", metavar="FILE.html", help="the file to write")] = "report.html",
     metric: MetricOption = None,
     axis: AxisOption = "steps",
     smooth: SmoothOption = None,
     label: LabelOption = None,
-    films: Annotated[bool, typer.Option("--films", help="embed a film of the best run of each group")] = False,
+    films: Annotated[bool, typer.Option("--films", help="embed a film of each group's best run")] = False,
     trust: TrustOption = False,
     force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
     root: RootOption = None,
 ) -> None:
     """Write a comparison of runs as one HTML file.
 
-    Groups of seeds and sweeps can be named as well.
-
     Scores with intervals, learning curves, settings that differ, machines, versions, and the commands that repeat it.
-    The file opens anywhere without a network. Of a sweep the ten best trials are shown.
+    The file opens anywhere without a network. Runs that differ only in run.seed form a group.
+
+    A film (--films) shows the first five seconds of an evaluation, in real time where that is known; it is a GIF of at
+    most 750 kB.
     """
     target = Path(path).expanduser()
     if target.suffix != ".html":
@@ -188,7 +201,10 @@ def report(
     groups = plots.groups(entries, labels)
     _say_left_out(left_out)
     metrics = _metrics(groups, metric)
-    words = ["operant", "report", *(names or ()), *(["--films"] if films else []), "--out", target.name]
+    words = ["operant", "report", *(names or ()), *(f"--label={text}" for text in label or ())]
+    options = {"--metric": metric, "--x": None if axis == "steps" else axis, "--smooth": smooth, "--runs": root}
+    words += [f"{option}={value}" for option, value in options.items() if value is not None]
+    words += [*(["--films"] if films else []), "--out", target.name]
     text = reports.page(
         groups,
         plots.compare(groups),
@@ -214,20 +230,38 @@ def report(
     )
 
 
-def _film(group: Group, trust: bool) -> Any:
-    """Film the best run of a group as a GIF; None, with a message, if it cannot be filmed. `trust`: run its code."""
-    from operant.cli import playing
+def _film(group: Group, trust: bool) -> Film | None:
+    """Film the best run of a group as a GIF: the beginning of an evaluation, as large as its limit in bytes allows.
+    Returns None, with a message, if it cannot be filmed. `trust`: run code in its folder.
+    """
+    from operant import runs
+    from operant.play import load_policy, video
     from operant.plot.report import Film
 
-    best = max(group.entries, key=lambda entry: (entry.score == entry.score, entry.score))
-    with tempfile.TemporaryDirectory() as folder:
-        gif = Path(folder, "film.gif")
-        try:
-            playing.render(str(best.run.path), str(gif), size=192, seconds=5.0, fps=15.0, device="cpu", trust=trust)
-        except OperantError as error:
-            say(f"no film of {safe(group.label)}: {error}")
-            return None
-        return Film(f"{group.label}: {best.run.id}", gif.read_bytes())
+    best = max(group.entries, key=lambda entry: (entry.score == entry.score, entry.score)).run
+    try:
+        loaded = consented(
+            trust,
+            lambda trusted: load_policy.load(
+                str(best.path), runs.scope(None), which=None, device="cpu", report=say, trusted=trusted
+            ),
+        )
+        from operant.play import film  # torch
+
+        with tempfile.TemporaryDirectory() as folder:
+            gif = Path(folder, "film.gif")
+            for side in _FILM_SIDES:
+                stage, player = film.staged(loaded, lanes=1, seed=loaded.config.run.seed, greedy=True)
+                pace = video.pace(stage.step_s, None, None, usual_fps=_FILM_FPS, most_fps=_FILM_FPS)
+                limits = film.limits_of(pace, _FILM_SECONDS, None, 1)
+                film.write(gif, "gif", stage, player, pace=pace, limits=limits, side=side)
+                if gif.stat().st_size <= _FILM_BYTES:
+                    return Film(f"{group.label}: {best.id}, step {loaded.step:,}", gif.read_bytes())
+    except OperantError as error:
+        say(f"no film of {safe(group.label)}: {error}")
+        return None
+    say(f"no film of {safe(group.label)}: a GIF of {_FILM_SIDES[-1]} pixels takes more than {_FILM_BYTES:,} bytes")
+    return None
 
 
 def _entries(

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import platform
 import re
 import sys
 import threading
@@ -55,6 +56,15 @@ def importing() -> Iterator[None]:
             gc.freeze()
         if was_on:
             gc.enable()
+
+
+def processor_name() -> str:
+    """Return the name of the processor, as Linux knows it; else that of its architecture."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        for key, _, value in (line.partition(":") for line in lines):
+            if key.strip() == "model name":
+                return " ".join(value.split())
+    return platform.machine()
 
 
 def wake_gpu(device: str) -> threading.Thread | None:

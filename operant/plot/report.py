@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import base64
 import html
+import itertools
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +23,8 @@ from operant.text import count, number, safe
 _COLOURS: Final = 8
 _DASHES: Final = ("", "7 4", "2 3", "8 3 2 3")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 640, 300, 58, 40, 12  # pixels of a chart and its margins
+_TICKS: Final = 6  # at most so many intervals between ticks
+_MOST_PAIRS: Final = 20  # rows of the table of probabilities
 _STYLE: Final = """
 :root { color-scheme: light dark; --ground: #fbfbf8; --text: #202226; --dim: #63666d; --rule: #d9d9d2;
   --c0: #0072b2; --c1: #b56a00; --c2: #00795a; --c3: #a8527f; --c4: #2f86b5; --c5: #c04f00; --c6: #8c7a00;
@@ -31,6 +36,7 @@ body { background: var(--ground); color: var(--text); font: 16px/1.5 system-ui, 
   max-width: 60rem; padding: 1.5rem 1rem 4rem }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+.wide :is(th, td) { white-space: nowrap }
 th, td { border-bottom: 1px solid var(--rule); padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top }
 th { color: var(--dim); font-weight: 500 } td.n, th.n { text-align: right }
 svg { display: block; height: auto; max-width: 100% } svg text { fill: var(--dim); font-size: 12px }
@@ -137,10 +143,32 @@ def _scores(document: Mapping[str, Any]) -> str:
         '<p class="note">Score: mean return of the last evaluation. IQM: interquartile mean. 95 %: stratified '
         "bootstrap (Agarwal et al. 2021); a single run has no interval.</p>",
     ]
-    if improvement := document["improvement"]:
+    for heading, improvement in (
+        ("probability that a run scores higher", document["improvement"]),
+        ("over all environments", document.get("overall_improvement", [])),
+    ):
         pairs = [(f"{one['group']} than {one['over']}", f"{one['value']:.2f}", _interval(one)) for one in improvement]
-        parts.append(_table(("probability that a run scores higher", "p", "95 %"), pairs, (1,)))
+        if pairs:
+            parts.append(_table((heading, "p", "95 %"), pairs[:_MOST_PAIRS], (1,)))
+        if len(pairs) > _MOST_PAIRS:
+            parts.append(
+                f'<p class="note">{len(pairs) - _MOST_PAIRS} more pairs are not shown: <code>operant compare --json'
+                "</code> prints all of them.</p>"
+            )
     return "\n".join(parts)
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Return the multiples of a round number (1, 2 or 5 times a power of ten) from `low` to `high`, two to seven of
+    them. Raises ValueError unless low < high.
+    """
+    if not low < high:
+        raise ValueError(f"low is {low} and high is {high}; low must be less")
+    least = (high - low) / _TICKS
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [k * step for k in range(first, last + 1)]
 
 
 def _chart(environment: str, lines: Sequence[tuple[str, Any]], metric: str, axis: str) -> str:
@@ -162,14 +190,16 @@ def _chart(environment: str, lines: Sequence[tuple[str, Any]], metric: str, axis
         return [f"{one:.1f},{other:.1f}" for one, other in zip(across, down, strict=True)]
 
     marks = []
-    for k in range(5):
-        y, x = low + (high - low) * k / 4, last * k / 4
-        ((across, down),) = (point.split(",") for point in place([x], [y]))
+    for y in ticks(low, high):
+        (down,) = (point.split(",")[1] for point in place([0.0], [y]))
         marks.append(
             f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 12}" y1="{down}" y2="{down}"/>'
-            f'<text x="{_LEFT - 8}" y="{down}" dy="4" text-anchor="end">{_text(number(y))}</text>'
-            f'<text x="{across}" y="{_HEIGHT - 20}" text-anchor="middle">{_text(count(x))}</text>'
+            f'<text x="{_LEFT - 8}" y="{down}" dy="4" text-anchor="end">{_text(_tick_text(y))}</text>'
         )
+    for x in ticks(0.0, last):
+        (across,) = (point.split(",")[0] for point in place([x], [low]))
+        words = count(x) if axis == "steps" else _tick_text(x)
+        marks.append(f'<text x="{across}" y="{_HEIGHT - 20}" text-anchor="middle">{_text(words)}</text>')
     keys = []
     for k, (label, band) in enumerate(lines):
         colour, dash = f"var(--c{k % _COLOURS})", _DASHES[k // 2 % len(_DASHES)]
@@ -189,6 +219,11 @@ def _chart(environment: str, lines: Sequence[tuple[str, Any]], metric: str, axis
         f'aria-label="{_text(title)}">{"".join(marks)}<text x="{_WIDTH - 12}" y="{_HEIGHT - 4}" text-anchor="end">'
         f"{_text(axis)}</text></svg><figcaption>{_text(title)}</figcaption></figure>"
     )
+
+
+def _tick_text(value: float) -> str:
+    """Format a tick: 0.25, -40, 150 k."""
+    return count(value) if abs(value) >= 1e4 else f"{value:g}"
 
 
 def _films(films: Sequence[Film]) -> str:
@@ -213,39 +248,43 @@ def _differences(document: Mapping[str, Any]) -> str:
 
 
 def _runs(groups: Sequence[Group]) -> str:
-    """Return the table of all runs with their machines and versions."""
-    rows = []
-    for group in groups:
-        for entry in group.entries:
-            document = entry.run.document
-            device = runs.text_of(document, "device_name") or runs.text_of(document, "device") or "-"
-            rows.append(
-                (
-                    group.label,
-                    entry.run.id,
-                    "-" if entry.seed is None else entry.seed,
-                    number(entry.score),
-                    count(float(entry.columns.step[-1])),
-                    f"{float(entry.columns.seconds[-1]):.1f}",
-                    device,
-                    runs.text_of(document, "host") or "-",
-                    runs.text_of(document, "version") or "-",
-                )
-            )
-    heads = ("group", "run", "seed", "score", "steps", "seconds", "device", "host", "Operant")
-    return _table(heads, rows, (2, 3, 4, 5))
+    """Return the table of all runs, and that of the machines and versions that trained them."""
+    rows: list[tuple[object, ...]] = []
+    machines: Counter[tuple[str, ...]] = Counter()
+    for label, entry in ((group.label, entry) for group in groups for entry in group.entries):
+        document = entry.run.document
+        seed, score = "-" if entry.seed is None else entry.seed, number(entry.score)
+        steps, seconds = count(float(entry.columns.step[-1])), f"{float(entry.columns.seconds[-1]):.1f}"
+        ranks = runs.integer_of(document, "ranks") or 1
+        device = runs.text_of(document, "device_name") or runs.text_of(document, "device") or "-"
+        rows.append((label, entry.run.id, seed, score, steps, seconds))
+        names = ("host", "processor", "version", "python", "torch", "numba")
+        host, processor, *versions = (runs.text_of(document, name) or "-" for name in names)
+        machines[(host, f"{ranks} x {device}" if ranks > 1 else device, processor, *versions)] += 1
+    made_by = [(*machine, times) for machine, times in machines.items()]
+    heads = ("host", "device", "processor", "Operant", "Python", "PyTorch", "numba", "runs")
+    return _table(("group", "run", "seed", "score", "steps", "seconds"), rows, (2, 3, 4, 5)) + _table(
+        heads, made_by, (7,)
+    )
 
 
 def _repeat(group: Group) -> str:
-    """Return the configuration of a group, and the command that trains it again with the same seeds."""
-    seeds = sorted(entry.seed for entry in group.entries if isinstance(entry.seed, int))
-    words = [f"run.seed={seeds[0]}"] if seeds else []
-    words += [f"--seeds {len(seeds)}"] if len(seeds) > 1 else []
+    """Return the configuration of a group, and the commands that train it again with the same seeds."""
+    seeds = sorted({entry.seed for entry in group.entries if isinstance(entry.seed, int)})
+    # Stretches of consecutive seeds: s, s + 1, ... have equal differences to 0, 1, ...
+    stretches = [
+        [seed for _, seed in stretch]
+        for _, stretch in itertools.groupby(enumerate(seeds), lambda pair: pair[1] - pair[0])
+    ]
+    start = "operant train --config config.toml"
+    commands = [f"{start} --seed {own[0]}{f' --seeds {len(own)}' if len(own) > 1 else ''}" for own in stretches] or [
+        start
+    ]
     first = group.entries[0].run
     text = first.config_path.read_text(encoding="utf-8", errors="replace") if first.config_path.is_file() else ""
-    shown = html.escape(safe(text, 4000, lines=True))
+    shown = html.escape(safe(text, 20_000, lines=True))
     return (
-        f"<p>{_text(group.label)}: save its configuration as config.toml, then "
-        f"<code>operant train --config config.toml {_text(' '.join(words))}</code></p>"
+        f"<p>{_text(group.label)}: save its configuration as config.toml, then</p>"
+        f"<pre>{html.escape(chr(10).join(commands))}</pre>"
         f"<details><summary>config.toml</summary><pre>{shown}</pre></details>"
     )

@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from operant import runs
-from operant.compute.runtime import device_error, find_device, importing, quiet_threads, set_threads, wake_gpu
+from operant.compute.runtime import (
+    device_error,
+    find_device,
+    importing,
+    processor_name,
+    quiet_threads,
+    set_threads,
+    wake_gpu,
+)
 from operant.errors import CallbackError, DeviceError, EnvironmentFailedError, MachineError, OperantError, StoppedError
 from operant.runs import launch
 from operant.text import safe
@@ -249,6 +257,7 @@ def _build_trainer(
         target_reached=None if config.run.target is None else False,
         device=str(device),
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        processor=f"{processor_name()}, {os.cpu_count()} cores",
         seed=config.run.seed,
         draws=config.environment.draws,
         resume="warm: an outside environment restarts its episodes" if config.hosted else None,

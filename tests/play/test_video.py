@@ -4,10 +4,12 @@ and `operant render`.
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -584,6 +586,20 @@ def trained(tmp_path_factory):
     )
     assert done.returncode == 0, done.stderr
     return place / "runs" / "small"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("scipy") is None, reason="needs scipy")
+def test_report_embeds_a_short_film(trained, here, tmp_path):
+    done = here("report", trained, "--films")
+    assert done.code == 0 and done.out == "report.html  1 run in 1 group\n", done.err
+    page = (tmp_path / "report.html").read_text()
+    (gif,) = re.findall(r'src="data:image/gif;base64,([^"]+)"', page)
+    (tmp_path / "film.gif").write_bytes(base64.b64decode(gif))
+    frames, durations, _ = read_gif(tmp_path / "film.gif")
+    assert frames[0].shape == (192, 192, 3) and (tmp_path / "film.gif").stat().st_size < 750_000
+    assert 2 <= len(frames) <= 75 and sum(durations) <= 5_100
+    assert any(not np.array_equal(one, other) for one, other in pairwise(frames)), "nothing moves"
+    assert "small, step 5,120" in page
 
 
 def test_render_makes_a_small_gif_by_default(trained, here, tmp_path):

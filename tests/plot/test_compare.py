@@ -382,3 +382,43 @@ def test_a_report_is_one_file_without_scripts_or_addresses(tmp_path, monkeypatch
     assert loaded == ["data:image/gif;base64,R0lGODlh"] and "\x1b" not in page
     assert tags.count("polyline") == 2 and tags.count("polygon") == 2, "a mean and a band for each group"
     assert "algo.learning_rate" in page and "--seeds 2" in page and "default-src 'none'" in page
+    assert "operant train --config config.toml --seed 1 --seeds 2" in page
+
+
+def test_ticks_of_a_report_are_round_and_within_the_range():
+    from operant.plot import report
+
+    assert report.ticks(-0.2, 163_840) == [0, 50_000, 100_000, 150_000]
+    assert report.ticks(22.1, 446.7) == [100, 200, 300, 400]
+    assert report.ticks(-0.13, 0.21) == pytest.approx([-0.1, 0.0, 0.1, 0.2])
+    for low, high in ((0.0, 1e-9), (-3e7, 5.0), (0.999, 1.001)):
+        found = report.ticks(low, high)
+        slack = 1e-6 * (high - low)
+        assert 2 <= len(found) <= 7 and low - slack <= min(found) and max(found) <= high + slack
+    with pytest.raises(ValueError, match="low must be less"):
+        report.ticks(1.0, 1.0)
+
+
+def test_report_limits_its_pairs_and_repeats_separate_seeds_separately(here, tmp_path):
+    for k in range(8):
+        learner(tmp_path / "runs", "ppo", 1, top=10 * k, gamma=0.9 + k / 100, id_=f"one{k}")
+    learner(tmp_path / "runs", "ppo", 7, top=5, gamma=0.9, id_="one8", python="3.11.7", torch="2.13.0", numba="0.65.1")
+    names = [f"one{k}" for k in range(9)]
+    assert here("report", *names, "--x", "seconds", "--smooth", "0.1").code == 0
+    page = (tmp_path / "report.html").read_text()
+    assert page.count(" than ") == 20 and "8 more pairs are not shown" in page, "8 groups have 28 pairs"
+    assert "--config config.toml --seed 1\noperant train --config config.toml --seed 7" in page
+    assert all(f"<td>{version}</td>" in page for version in ("3.11.7", "2.13.0", "0.65.1"))
+    assert "--x=seconds --smooth=0.1 --out report.html" in page
+    done = here("report", *names)
+    assert done.code == 2 and "already exists" in done.err
+    assert here("report", *names, "--out", "report.pdf").code == 2
+    assert "RUN|GROUP|SWEEP" in here("report", "--help").out
+
+
+def test_report_of_a_group_is_one_row_with_its_name(here, tmp_path):
+    group = groups.create(tmp_path / "runs", "both", "x", {}, [1, 2])
+    for seed in (1, 2):
+        member(group, seed, top=100)
+    assert here("report", "both", "--out", "both.html").out == "both.html  2 runs in 1 group\n"
+    assert "both (2 seeds)" in (tmp_path / "both.html").read_text()
