@@ -155,8 +155,8 @@ def parity(names: list[str], states: int) -> None:
     print("relative errors          float64: largest              float32: median                largest")
     print("model                     qpos    qvel    qacc      qpos    qvel    qacc      qpos    qvel    qacc  rows")
     for name in names:
-        exact = module.step_errors(module.source(name), float64, states)
-        single = module.step_errors(module.source(name), float32, states)
+        exact = module.step_errors(name, float64, states)
+        single = module.step_errors(name, float32, states)
         parts = [exact.values.max(0), np.median(single.values, 0), single.values.max(0)]
         numbers = "   ".join(" ".join(f"{x:7.1e}" for x in part) for part in parts)
         print(f"{name:24s} {numbers}  {exact.rows}  ({exact.lost} without room)", flush=True)

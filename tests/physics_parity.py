@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,18 @@ class Errors:
 def source(name: str) -> Path:
     """MJCF file of one of Gymnasium's models."""
     return ASSETS / f"{name}.xml"
+
+
+def compiled(name: str) -> Any:
+    """MuJoCo's model of one of Gymnasium's names, of `dm_control/DOMAIN`, or of the text of an MJCF file."""
+    if "<" in name:
+        return mujoco.MjModel.from_xml_string(name)
+    if not name.startswith("dm_control/"):
+        return mujoco.MjModel.from_xml_path(str(source(name)))
+    domain = name.removeprefix("dm_control/")
+    read = importlib.import_module(f"dm_control.suite.{domain}").get_model_and_assets
+    text, assets = read(6) if domain == "swimmer" else read()
+    return mujoco.MjModel.from_xml_string(text.decode() if isinstance(text, bytes) else text, assets)
 
 
 def stepper(engine: Engine) -> Any:
@@ -71,12 +84,11 @@ def states(m: Any, d: Any, count: int, rng: np.random.Generator) -> Iterator[np.
         yield rng.uniform(-1.2, 1.2, m.nu) * bound
 
 
-def step_errors(path: str | Path, real: Any, count: int, seed: int = 0) -> Errors:
-    """Errors of single steps from `count` states, each set from MuJoCo's."""
-    text = str(path)
-    m = mujoco.MjModel.from_xml_string(text) if "<" in text else mujoco.MjModel.from_xml_path(text)
+def step_errors(name: str, real: Any, count: int, seed: int = 0) -> Errors:
+    """Errors of single steps of a model (as `compiled` names it) from `count` states, each set from MuJoCo's."""
+    m = compiled(name)
     d = mujoco.MjData(m)
-    engine = build(Model.from_mjcf(path), real)
+    engine = build(Model.from_compiled(m), real)
     run, s = stepper(engine), np.zeros(engine.fields, real)
     found, rows, contacts, lost = [], 0, 0, 0
     for ctrl in states(m, d, count, np.random.default_rng(seed)):

@@ -51,7 +51,7 @@ BALLS = """
 
 
 def test_a_step_of_half_cheetah_is_mujocos_to_rounding():
-    errors = parity.step_errors(parity.source("half_cheetah"), float64, 600)
+    errors = parity.step_errors("half_cheetah", float64, 600)
     assert errors.values.max() < 1e-10
     assert errors.rows > 20 and errors.lost == 0
 
@@ -78,7 +78,7 @@ def test_joints_tendons_actuators_and_fluids_are_mujocos_to_rounding():
     ],
 )
 def test_a_step_of_every_model_is_mujocos_to_rounding(name):
-    errors = parity.step_errors(parity.source(name), float64, 2000)
+    errors = parity.step_errors(name, float64, 2000)
     assert errors.values.max() < 1e-10
     assert errors.lost == 0, "states whose contacts do not fit"
 
@@ -87,7 +87,7 @@ def test_a_step_of_every_model_is_mujocos_to_rounding(name):
 @pytest.mark.parametrize("name", ["humanoid", "humanoidstandup"])
 def test_a_step_by_gauss_seidel_is_mujocos_but_for_ties(name):
     """Momentum restarts by the sign of a number that vanishes at the solution: rounding then decides when it stops."""
-    errors = parity.step_errors(parity.source(name), float64, 2000)
+    errors = parity.step_errors(name, float64, 2000)
     worst = errors.values.max(axis=1)
     assert np.quantile(worst, 0.9) < 1e-10
     assert worst.max() < 1e-4
@@ -97,7 +97,7 @@ def test_a_step_by_gauss_seidel_is_mujocos_but_for_ties(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["half_cheetah", "walker2d_v5", "swimmer", "ant"])
 def test_float32_errs_by_rounding(name):
-    errors = parity.step_errors(parity.source(name), float32, 2000)
+    errors = parity.step_errors(name, float32, 2000)
     assert np.median(errors.values, axis=0).max() < 3e-6
     assert np.median(errors.values, axis=0)[:2].max() < 1e-6
 
