@@ -24,12 +24,13 @@ from operant.compute.device import device, device_call
 from operant.errors import OperantError
 from operant.physics import collide, collide_convex, sensors, smooth
 from operant.physics import constants as c
+from operant.physics.cones import cones
 from operant.physics.coverage import INSTEAD
 from operant.physics.layout import READS, Layout, plan
 from operant.physics.local import local_array
 from operant.physics.model import Model
 from operant.physics.newton import Programs, newton
-from operant.physics.pairs import Pair, find_pairs
+from operant.physics.pairs import Pair, find_pairs, stay_apart
 from operant.physics.pgs import pgs
 from operant.physics.rows import NUMBERS, PLACES, Contacts, limit_rows
 from operant.physics.sparse import Pattern, factor, find_pattern, solve, times
@@ -131,8 +132,11 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...]) -> Engine:
         raise OperantError(f"the engine does not keep {', '.join(unknown)}; it keeps {', '.join(READS)}")
     pairs = find_pairs(m)
     functions, most = {}, []
-    for pair in pairs:
+    for pair in list(pairs):
         names = tuple(c.GEOM_NAMES[kind] for kind in pair.types(m))
+        if names not in FUNCTIONS and stay_apart(m, pair):
+            pairs.remove(pair)
+            continue
         if names not in FUNCTIONS:
             labels = [m.names("geom")[g] or str(g) for g in pair.geoms]
             raise OperantError(
@@ -541,12 +545,17 @@ def _normal_force(m: Model, lay: Layout, contacts: Contacts, real: Any) -> Any:
     PAIR, D, R = (lay.at[f"contact {name}"] for name in ("pair", "D", "r"))
     rows, zero, dual = lay.rows, real(0.0), m.opt_solver == c.PGS
     places, numbers = contacts.places, contacts.numbers
+    elliptic = bool(m.opt_cone == c.ELLIPTIC)
+    cone_force = cones(m, lay, contacts, None, real).force
 
     @device
     def normal_force(w, k):
         pair, r, d = int(w[PAIR + k]), R + k * rows, w[D + k]
         dims = places(PLACES * pair + 5)
         normal = w[r] if dual else (-d * min(w[r], zero) if dims == 1 else zero)
+        if elliptic and dims > 1:
+            _, normal, _ = cone_force(w, k, pair, r)
+            return normal
         for i in range(1, dims):
             # Edges of the pyramid: normal +- mu friction
             slip = numbers(NUMBERS * pair + 1 + i) * w[r + i]
@@ -563,6 +572,8 @@ def _wrenches(m: Model, lay: Layout, contacts: Contacts, normal_force: Any, real
     OUT, COM, PLACE = lay.at["read cfrc_ext"], lay.at["com"], lay.at["contact place"]
     PAIR, D, R = (lay.at[f"contact {name}"] for name in ("pair", "D", "r"))
     rows, nbody, zero = lay.rows, m.nbody, real(0.0)
+    elliptic = bool(m.opt_cone == c.ELLIPTIC)
+    cone_force = cones(m, lay, contacts, None, real).force
     places, numbers, dual = contacts.places, contacts.numbers, m.opt_solver == c.PGS
     body, root = table(m.geom_bodyid.astype(int32)), table(m.body_rootid.astype(int32))
 
@@ -571,13 +582,15 @@ def _wrenches(m: Model, lay: Layout, contacts: Contacts, normal_force: Any, real
         """Add the force of contact k on its two bodies."""
         pair, r, d, at = int(w[PAIR + k]), R + k * rows, w[D + k], PLACE + 12 * k
         dims = places(PLACES * pair + 5)
-        normal = normal_force(w, k)
+        normal, factor_of_slip = normal_force(w, k), zero
+        if elliptic and dims > 1:
+            _, _, factor_of_slip = cone_force(w, k, pair, r)
         t0, t1, t2, f0, f1, f2 = zero, zero, zero, zero, zero, zero
         for i in range(1, dims):
             mu = numbers(NUMBERS * pair + 1 + i)
             slip = mu * w[r + i]
             first, second = -d * min(w[r] + slip, zero), -d * min(w[r] - slip, zero)
-            pull = w[r + i] if dual else mu * (first - second)
+            pull = w[r + i] if dual else (factor_of_slip * mu * slip if elliptic else mu * (first - second))
             axis = at + 3 + 3 * (i % 3)
             if i < 3:
                 f0, f1, f2 = f0 + pull * w[axis], f1 + pull * w[axis + 1], f2 + pull * w[axis + 2]

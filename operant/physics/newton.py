@@ -1,11 +1,11 @@
 """Newton's method with exact line search for the constraint problem, as device functions for one model.
 
 Minimises 1/2 (a - a_smooth)' M (a - a_smooth) + s(J a - a*) over accelerations a, where s is 1/2 D r^2 for a row that
-pushes (r < 0), and for dry friction a Huber function (MuJoCo's documentation, "Computation: solver parameters",
-"Newton"). Warm start, stopping rules and line search are those of `engine_solver.c` (`mj_solPrimal`, `PrimalSearch`),
-so that a result in float64 is MuJoCo's to rounding. In float32 two rules stop where rounding hides further progress:
-the line search at a slope below 3e-6 of the first, the iteration where a full step changes no row's state (the problem
-is quadratic there, and solved).
+pushes (r < 0), the cost of `cones` for a contact with an elliptic cone, and for dry friction a Huber function (MuJoCo's
+documentation, "Computation: solver parameters", "Newton"). Warm start, stopping rules and line search are those of
+`engine_solver.c` (`mj_solPrimal`, `PrimalSearch`), so that a result in float64 is MuJoCo's to rounding. In float32 two
+rules stop where rounding hides further progress: the line search at a slope below 3e-6 of the first, the iteration
+where a full step changes no row's state (the problem is quadratic there, and solved).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy import float32, int32
 
 from operant.compute.device import device, device_call
 from operant.physics import constants as c
+from operant.physics.cones import MIDDLE, cones
 from operant.physics.layout import Layout
 from operant.physics.model import Model
 from operant.physics.pairs import safe_solimp, safe_solref, stiffness_damping
@@ -90,6 +91,9 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
     hessian_diagonal = table(np.array([hessian.places[i, i] for i in range(nv)], int32))
     times_x, times_search = programs.times("Ma", "qacc"), programs.times("Mv", "search")
     factor, solve, solve_mass = programs.factor, programs.solve, programs.solve_mass
+    elliptic = bool(m.opt_cone == c.ELLIPTIC)
+    cone = cones(m, lay, contacts, in_hessian, real)
+    cone_cost, cone_force, cone_hessian, cone_along = cone.cost, cone.force, cone.add_hessian, cone.along
 
     @device
     def huber(x, d, bound, floss):
@@ -113,6 +117,9 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
             pair = int(w[CPAIR + k])
             r = contact_at + k * rows
             normal, d = w[r], w[CD + k]
+            if elliptic and places(PLACES * pair + 5) > 1:
+                cost += cone_cost(w, k, pair, r)
+                continue
             if places(PLACES * pair + 5) == 1:
                 x = min(normal, zero)
                 cost += half * d * x * x
@@ -127,7 +134,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
         """Write the constraint forces J' f (nv) in the joints for the residuals r. Returns a number that identifies the
         state of all rows.
         """
-        states = 1
+        states, curved = 1, 0
         for i in range(nv):
             w[FC + i] = zero
         for k in range(nf):
@@ -152,6 +159,15 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
             r = CR + k * rows
             normal, d = w[r], w[CD + k]
             push = zero
+            if elliptic and dims > 1:
+                zone, push, factor_of_slip = cone_force(w, k, pair, r)
+                states, curved = states * 3 + zone, (1 if zone == MIDDLE else curved)
+                for i in range(1, dims):
+                    mu = numbers(NUMBERS * pair + 1 + i)
+                    pull, row = factor_of_slip * mu * mu * w[r + i], CJ + (k * rows + i) * chain
+                    for a in range(moving):
+                        w[FC + dofs(chain * pair + a)] += pull * w[row + a]
+                dims = 0
             if dims == 1:
                 push = -d * min(normal, zero)
                 states = states * 3 + (1 if normal < zero else 0)
@@ -171,7 +187,8 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
                 row = CJ + k * rows * chain
                 for a in range(moving):
                     w[FC + dofs(chain * pair + a)] += push * w[row + a]
-        return states
+        # The last bit says whether the Hessian changes within the state.
+        return states * 2 + curved if elliptic else states
 
     @device_call
     def gradient(w):
@@ -207,6 +224,9 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
             dims, moving = places(PLACES * pair + 5), places(PLACES * pair + 6)
             r, row = CR + k * rows, CJ + k * rows * chain
             normal, d = w[r], w[CD + k]
+            if elliptic and dims > 1:
+                cone_hessian(w, k, pair)
+                continue
             # Edges n + mu t and n - mu t, each active or not: J' C J with C of an arrow's shape.
             both = zero
             if dims == 1:
@@ -292,6 +312,10 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
         for k in range(nc):
             pair = int(w[CPAIR + k])
             r, v, d = CR + k * rows, CV + k * rows, w[CD + k]
+            if elliptic and places(PLACES * pair + 5) > 1:
+                more, steeper, bend = cone_along(w, k, pair, alpha)
+                cost, slope, curvature = cost + more, slope + steeper, curvature + bend
+                continue
             if places(PLACES * pair + 5) == 1:
                 cost, slope, curvature = add_row(w[r], w[v], d, alpha, cost, slope, curvature)
             for i in range(1, places(PLACES * pair + 5)):
@@ -488,9 +512,10 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
             improvement = scale * improvement
             if (improvement > zero and improvement < tolerance) or length < tolerance:
                 return
-            if single and states == before and abs(alpha - one) < real(1e-3):
+            curved = elliptic and states % 2 == 1
+            if single and states == before and not curved and abs(alpha - one) < real(1e-3):
                 return
-            if states != before:
+            if states != before or curved:
                 build_hessian(w, nl, nc)
                 factor(w)
             solve(w)

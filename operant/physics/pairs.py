@@ -14,6 +14,7 @@ import numpy as np
 from operant.errors import OperantError
 from operant.physics import constants as c
 from operant.physics.model import Model
+from operant.physics.smooth import matrix_of
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,29 @@ def find_pairs(m: Model) -> list[Pair]:
                     found.append(((b1, b2, 1, *place), pair))
     found.sort(key=lambda entry: entry[0])
     return [pair for _, pair in found if pair.dofs]
+
+
+def stay_apart(m: Model, pair: Pair) -> bool:
+    """Whether two geoms never come within their margin, whatever their hinges and balls do."""
+    (centre1, reach1), (centre2, reach2) = (_ball(m, int(m.geom_bodyid[g]), m.geom_pos[g]) for g in pair.geoms)
+    reach = reach1 + reach2 + float(m.geom_rbound[list(pair.geoms)].sum()) + pair.margin + pair.gap
+    return all(m.geom_rbound[g] > 0 for g in pair.geoms) and float(np.linalg.norm(centre1 - centre2)) > reach
+
+
+def _ball(m: Model, body: int, point: np.ndarray) -> tuple[np.ndarray, float]:
+    """Centre and radius of a ball in the world that holds a point of a body in all poses."""
+    reach = 0.0
+    while body:
+        for joint in reversed(range(m.body_jntadr[body], m.body_jntadr[body] + m.body_jntnum[body])):
+            anchor, axis = m.jnt_pos[joint], m.jnt_axis[joint]
+            if m.jnt_type[joint] in (c.FREE, c.SLIDE):
+                return point, np.inf
+            # A hinge turns the point about its axis, a ball about its anchor.
+            centre = anchor + (axis * (axis @ (point - anchor)) if m.jnt_type[joint] == c.HINGE else 0.0)
+            reach, point = reach + float(np.linalg.norm(point - centre)), centre
+        turn = np.array(matrix_of([float(x) for x in m.body_quat[body]])).reshape(3, 3)
+        point, body = m.body_pos[body] + turn @ point, int(m.body_parentid[body])
+    return point, reach
 
 
 def _geoms(m: Model, body: int) -> range:

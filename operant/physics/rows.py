@@ -4,7 +4,7 @@ Source: MuJoCo's documentation, "Computation: constraint model", and `engine_cor
 an inverse regularisation D = 1 / R, and a reference acceleration a*. What is stored of it is D, J and the residual
 r = J a - a* at two accelerations: the one of the last step (in "r") and the unconstrained one (in "v"), from which the
 solver begins. A contact is stored in its frame: one row along the normal, and one per dimension of friction; the edges
-of its pyramid are normal +- mu friction, and share one D.
+of its pyramid are normal +- mu friction, and share one D. An elliptic cone's D is that of the normal.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Contacts:
             # The diagonal of A is approximated by the bodies' inverse weights (`mj_diagApprox`).
             weight = float(sum(m.body_invweight0[body, 0] for body in pair.bodies))
             mu, factor = pair.friction[0], 1.0
-            if pair.condim > 1:
+            if pair.condim > 1 and m.opt_cone == c.PYRAMIDAL:
                 weight, factor = weight * (1.0 + mu * mu), 2.0 * mu * mu / max(c.MINVAL, float(m.opt_impratio))
             numbers[k] = (
                 pair.margin, pair.margin + pair.gap, *pair.friction, *stiffness_damping(pair.solref, pair.solimp),
