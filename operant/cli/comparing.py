@@ -132,7 +132,7 @@ def plot(
     """
     target = Path(path).expanduser()
     if target.suffix[1:] not in _FORMATS:
-        raise UsageError(f"--out is {safe(path, 200)!r}; its name must end in .{', .'.join(_FORMATS)}")
+        raise UsageError(f"--out is {safe(path, 200)!r}; its name must end in .png, .svg or .pdf")
     if kind not in _KINDS:
         raise UsageError(f"--kind is {safe(kind, 40)!r}; it must be one of {', '.join(_KINDS)}")
     check_free(target, force)

@@ -86,13 +86,14 @@ def _nearest_key(key: Key, known: Mapping[str, Sequence[str]]) -> str:
     section.
 
     In order of preference: the new name of a renamed key, Operant's name of another library's key, a key with the same
-    last part in another section, a similar key of the same section, a similar section or key.
+    last part in another section, a similar or longer key of the same section, a similar section or key.
     """
     name, names = ".".join(key), [f"{section}.{other}" for section, keys in known.items() for other in keys]
     if (new := old_names.KEYS.get(name)) in names:
         return f" - it is called {new!r} now"
     siblings = {other.rpartition(".")[2]: other for other in names if other.rpartition(".")[0] == ".".join(key[:-1])}
-    sibling = siblings.get(nearest(key[-1], siblings) or "")
+    begun = [other for last, other in siblings.items() if len(key[-1]) >= 3 and last.startswith(key[-1])]
+    sibling = siblings.get(nearest(key[-1], siblings) or "") or next(iter(begun), None)
     elsewhere = [other for other in names if other.split(".")[-1] == key[-1]]
     synonyms = (table.get(key[-1]) for table in (old_names.SYNONYMS, old_names.REPLAY_SYNONYMS))
     if not elsewhere and (synonym := next((meant for meant in synonyms if meant in names), None)):

@@ -468,6 +468,11 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
         ["ppo.toml:1: algo is a section of keys, such as algo.name, not a value"],
     ),
     "dotted key": ("algo.gama = 1\n", [], ["ppo.toml:1: unknown key 'algo.gama' - did you mean 'algo.gamma'?"]),
+    "beginning of a key": (
+        "[algo]\nlearn = 1\n",
+        [],
+        ["ppo.toml:2: unknown key 'algo.learn' - did you mean 'algo.learning_rate'?"],
+    ),
     "inline table": (
         "\nalgo = { gamma = 0.9, clp = 1 }\n",
         [],
