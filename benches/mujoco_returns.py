@@ -3,28 +3,37 @@
     python benches/mujoco_returns.py models FOLDER
     OPERANT_MODELS=FOLDER python benches/mujoco_returns.py train RECIPE ... --out RUNS [--seeds 1,2,3,4,5]
         [--seconds 30] [--override KEY=VALUE ...]
-    python benches/mujoco_returns.py play RUNS [--episodes 1000] [--lanes 50]
+    OPERANT_MODELS=FOLDER python benches/mujoco_returns.py session --out RUNS [--seeds 1,2,3,4,5] [--budget 560]
+        [--only RECIPE ...] [--override KEY=VALUE ...]
+    python benches/mujoco_returns.py play RUNS [--episodes 1000] [--lanes 50] [--processes 2]
+
+`session` trains the recipes of `JOBS` on a GPU, one run at a time: all of them with one seed before the next, and none
+whose last duration exceeds what is left of `--budget` seconds. Each has as many steps as fit its limit, at most its
+recipe's. Its runs are in one file, RECIPE.tar.
 
 `models` compiles every task's model where `mujoco` is installed, `train` needs only its files, and `play` needs
 Gymnasium and `mujoco`, but no GPU. With `--seconds` the number of steps is what the algorithm's phases take in this
 time, measured by a short run before; otherwise it is the recipe's. `training_s` is the time of these phases without the
 first iteration, by the device's clock; `fresh` the mean return of greedy episodes in our own environment. `play` loads
-the last checkpoint of every run in a folder.
+the last checkpoint of every run in a folder, or in a .tar file there.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import gc
 import json
 import logging
 import math
+import multiprocessing
 import os
 import sys
+import tarfile
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +49,37 @@ from operant.training.evaluate import Evaluator
 from operant.training.requests import Requests
 
 CALIBRATION_SHARE = 0.02  # of the recipe's steps
+
+
+class Job(NamedTuple):
+    """Recipe to train on a GPU, and the time that its training may take."""
+
+    recipe: str
+    limit_s: float
+    overrides: tuple[str, ...] = ()
+
+
+JOBS = (
+    Job(
+        "ppo/half_cheetah",
+        30.0,
+        (
+            *("env.lanes=4096", "net.hidden=[256,256]", "algo.precision=bf16", "algo.optimizer=muon"),
+            *("algo.learning_rate=3e-3", "algo.gamma=0.98", "algo.gae_lambda=0.9"),
+            *("run.steps=60M", "eval.every=60", "eval.episodes=256"),
+        ),
+    ),
+    Job("ppo/walker2d", 45.0),
+    Job("ppo/hopper", 45.0),
+    Job("ppo/swimmer", 30.0),
+    Job("ppo/reacher", 30.0),
+    Job("ppo/pusher", 30.0),
+    Job("ppo/inverted_pendulum", 30.0),
+    Job("ppo/inverted_double_pendulum", 30.0),
+    Job("ppo/ant", 120.0),
+    Job("sac/half_cheetah", 300.0),
+    Job("ppo/humanoid", 600.0),
+)
 
 
 def models(folder: Path) -> None:
@@ -138,6 +178,59 @@ def play(path: Path, episodes: int, lanes: int) -> dict[str, Any]:
     }
 
 
+def line_of(recipe: str, seed: int, overrides: list[str], episodes: int, root: Path) -> dict[str, Any]:
+    """Train one recipe with one seed. Returns its line, with the error if it failed, and frees the device's memory."""
+    line: dict[str, Any] = {"recipe": recipe, "seed": seed}
+    try:
+        line |= trained(recipe, seed, overrides, episodes, root)
+    except Exception as error:  # continue with the others
+        line |= {"error": f"{type(error).__name__}: {error}"[:300]}
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return line
+
+
+def session(jobs: list[Job], seeds: list[int], more: list[str], episodes: int, budget_s: float, out: Path) -> None:
+    """Train the jobs in turn with each seed, as far as the budget goes, and pack the runs of each recipe into one
+    file.
+    """
+    end_s, steps, took_s = time.perf_counter() + budget_s, dict[str, int](), dict[str, float]()
+    for seed in seeds:
+        for job in jobs:
+            overrides, began_s = [*job.overrides, *more], time.perf_counter()
+            if began_s + took_s.get(job.recipe, 0.0) > end_s:
+                print(json.dumps({"recipe": job.recipe, "seed": seed, "skipped": "no time left"}), flush=True)
+                continue
+            if job.recipe not in steps:
+                asked = request.make(overrides, config=job.recipe, environment_file=None, settings={}).load().run.steps
+                steps[job.recipe] = min(asked, steps_in(job.recipe, job.limit_s, overrides))
+                began_s = time.perf_counter()
+            with tempfile.TemporaryDirectory() as folder:
+                overrides.append(f"run.steps={steps[job.recipe]}")
+                line = line_of(job.recipe, seed, overrides, episodes, Path(folder))
+                with tarfile.open(out / f"{job.recipe.replace('/', '_')}.tar", "a") as file:
+                    for path in sorted(Path(folder).iterdir()):
+                        file.add(path, path.name)
+            took_s[job.recipe] = time.perf_counter() - began_s
+            print(json.dumps(line | {"limit_s": job.limit_s}), flush=True)
+
+
+def play_all(runs_at: Path, episodes: int, lanes: int, processes: int) -> None:
+    """Play the runs of a folder, in .tar files too, in parallel processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        for path in sorted(runs_at.rglob("*.tar")):
+            with tarfile.open(path) as file:
+                file.extractall(Path(folder, path.stem), filter="data")
+        found = [path.parent for place in (runs_at, Path(folder)) for path in sorted(place.rglob("run.json"))]
+        # A process that trains has threads, which a fork would not copy.
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(processes, context, torch.set_num_threads, (1,)) as pool:
+            played = [pool.submit(play, path, episodes, lanes) for path in found]
+            for future in concurrent.futures.as_completed(played):
+                print(json.dumps(future.result()), flush=True)
+
+
 def main() -> None:
     """Run the named part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -150,37 +243,41 @@ def main() -> None:
     training.add_argument("--seconds", type=float)
     training.add_argument("--episodes", type=int, default=1024)
     training.add_argument("--override", nargs="*", default=[])
+    timed = parts.add_parser("session")
+    timed.add_argument("--out", type=Path, required=True)
+    timed.add_argument("--seeds", default="1,2,3,4,5")
+    timed.add_argument("--budget", type=float, default=560.0)
+    timed.add_argument("--only", nargs="*", default=[], metavar="RECIPE")
+    timed.add_argument("--episodes", type=int, default=1024)
+    timed.add_argument("--override", nargs="*", default=[])
     playing = parts.add_parser("play")
     playing.add_argument("runs", type=Path)
     playing.add_argument("--episodes", type=int, default=1000)
     playing.add_argument("--lanes", type=int, default=50)
+    playing.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     arguments = parser.parse_args()
     logging.disable(logging.INFO)
     if arguments.part == "models":
         models(arguments.folder)
         return
     if arguments.part == "play":
-        for path in sorted(arguments.runs.rglob("run.json")):
-            print(json.dumps(play(path.parent, arguments.episodes, arguments.lanes)), flush=True)
+        play_all(arguments.runs, arguments.episodes, arguments.lanes, arguments.processes)
         return
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(json.dumps({"device": where, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}), flush=True)
     os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp()  # these runs stay out of the user's list
     arguments.out.mkdir(parents=True, exist_ok=True)
+    seeds = [int(seed) for seed in arguments.seeds.split(",")]
+    if arguments.part == "session":
+        jobs = [job for job in JOBS if not arguments.only or job.recipe in arguments.only]
+        session(jobs, seeds, arguments.override, arguments.episodes, arguments.budget, arguments.out)
+        return
     for recipe in arguments.recipes:
         overrides = list(arguments.override)
         if arguments.seconds is not None:
             overrides.append(f"run.steps={steps_in(recipe, arguments.seconds, overrides)}")
-        for seed in map(int, arguments.seeds.split(",")):
-            line: dict[str, Any] = {"recipe": recipe, "seed": seed}
-            try:
-                line |= trained(recipe, seed, overrides, arguments.episodes, arguments.out)
-            except Exception as error:  # continue with the other seeds
-                line |= {"error": f"{type(error).__name__}: {error}"[:300]}
-            print(json.dumps(line), flush=True)
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+        for seed in seeds:
+            print(json.dumps(line_of(recipe, seed, overrides, arguments.episodes, arguments.out)), flush=True)
 
 
 if __name__ == "__main__":

@@ -198,6 +198,7 @@ class Run:
         lanes: int = 1,
         size: int = 256,
         form: Literal["gif", "mp4", "png"] = "gif",
+        renderer: Literal["operant", "mujoco"] = "operant",
         checkpoint: str | int | None = None,
         greedy: bool = True,
         seed: int | None = None,
@@ -206,6 +207,7 @@ class Run:
     ) -> Picture:
         """Film the policy of a checkpoint, as `operant render` does: a film that a notebook shows and `save` writes.
         It ends after `seconds` (default: 10) or `episodes`; `lanes` games side by side are `size` pixels wide.
+        `renderer` "mujoco" draws a robot by MuJoCo, which needs OpenGL.
 
         A GIF or PNG needs the extra `gif`, an MP4 the extra `mp4`.
         """
@@ -222,7 +224,11 @@ class Run:
             from operant.play import film
 
             stage, player = film.staged(
-                loaded, lanes=lanes, seed=loaded.config.run.seed if seed is None else seed, greedy=greedy
+                loaded,
+                lanes=lanes,
+                seed=loaded.config.run.seed if seed is None else seed,
+                greedy=greedy,
+                renderer=renderer,
             )
             pace = video.pace(stage.step_s, None, None)
             limits = film.limits_of(pace, seconds, None, episodes)

@@ -80,6 +80,9 @@ def render(
         int | None, typer.Option(metavar="N", help="steps per frame  [default: at most 30 frames per second]")
     ] = None,
     frames: Annotated[int, typer.Option(metavar="N", help="pictures in a .png, evenly spaced; 1: only the last")] = 1,
+    renderer: Annotated[
+        str, typer.Option(metavar="operant|mujoco", help="mujoco: MuJoCo's own pictures of a robot")
+    ] = "operant",
     greedy: Annotated[bool, typer.Option("--greedy", help="the most likely actions (the default)")] = False,
     sampled: Annotated[bool, typer.Option("--sampled", help="actions sampled from the policy")] = False,
     checkpoint: Annotated[
@@ -103,6 +106,8 @@ def render(
         raise UsageError("--greedy and --sampled exclude each other: give one")
     if seconds is not None and steps is not None:
         raise UsageError("--seconds and --steps exclude each other: give one")
+    if renderer not in ("operant", "mujoco"):
+        raise UsageError(f"--renderer is {safe(renderer, 40)!r}; it must be operant or mujoco")
     side = _side(size, lanes, video.GAP)
     within("--seconds", seconds, 0.01, 36_000)
     within("--steps", steps, 1, video.MOST_STEPS)
@@ -125,7 +130,7 @@ def render(
     from operant.play import film  # torch
 
     seed = loaded.config.run.seed if seed is None else seed
-    stage, player = film.staged(loaded, lanes=lanes, seed=seed, greedy=not sampled)
+    stage, player = film.staged(loaded, lanes=lanes, seed=seed, greedy=not sampled, renderer=renderer)
     pace = video.pace(stage.step_s, fps, every)
     limits = film.limits_of(pace, seconds, steps, episodes)
     with _ended_by_signals() as check, video.replacing(path) as part, _progress(limits, check) as report:

@@ -18,13 +18,21 @@ _SECONDS = 10.0  # default length
 _HOLD_S = 0.5  # time for which the last frame of an episode is shown
 
 
-def staged(loaded: LoadedPolicy, *, lanes: int, seed: int, greedy: bool) -> tuple[Stage, Player]:
+def staged(
+    loaded: LoadedPolicy, *, lanes: int, seed: int, greedy: bool, renderer: str = "operant"
+) -> tuple[Stage, Player]:
     """Stage of `lanes` environments in the initial states of an evaluation, and the checkpoint's policy as their
-    player. `greedy`: most likely actions instead of sampled ones.
+    player. `greedy`: most likely actions instead of sampled ones. `renderer` "mujoco": pictures by MuJoCo.
 
-    Raises UsageError for an environment that draws no images.
+    Raises UsageError for an environment that draws no images, and as `MujocoStage` does.
     """
     environment = loaded.config.environment
+    if renderer == "mujoco":
+        from operant.play.mujoco_stage import MujocoStage
+
+        kind: type[Stage] = MujocoStage
+    else:
+        kind = HostStage if loaded.config.hosted else Stage
     if not environment.draws:
         reason = (
             "its `render` returns no rgb_array"
@@ -32,7 +40,7 @@ def staged(loaded: LoadedPolicy, *, lanes: int, seed: int, greedy: bool) -> tupl
             else "its file has no `pixel_shader` (see the docstring of operant/envs/base.py)"
         )
         raise UsageError(f"{safe(environment.name)} draws no images: {reason}")
-    stage = (HostStage if loaded.config.hosted else Stage)(
+    stage = kind(
         environment, loaded.config.params, seed=seed, lanes=lanes, device=loaded.device, number=EVALUATION_NUMBER
     )
     return stage, Player(stage, loaded.policy, greedy=greedy)

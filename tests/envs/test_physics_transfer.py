@@ -32,7 +32,8 @@ def run(tmp_path_factory):
 
 
 def _returns(policy, episodes):
-    env, found = gymnasium.make(policy.env.gymnasium), []
+    """Returns of greedy episodes in Gymnasium's own environment of a policy from (O,) to (A,)."""
+    env, found = gymnasium.make("InvertedPendulum-v5"), []
     for seed in range(episodes):
         observation, _ = env.reset(seed=seed)
         total, ended = 0.0, False
@@ -45,10 +46,45 @@ def _returns(policy, episodes):
     return found
 
 
-def test_a_policy_acts_in_gymnasiums_environment(run):
+def _exported(run, target, folder):
+    """File of a run's last policy, as `operant export policy` writes it."""
+    from operant.export import policy
+    from operant.play import load_policy
+
+    loaded = load_policy.load(str(run.path), runs.scope(), which="last", device="cpu", report=lambda line: None)
+    path = folder / f"policy{policy.ENDINGS[target]}"
+    policy.write(loaded.policy, loaded.config.params, path, target)
+    return path
+
+
+def _onnx(path):
+    """Policy of an ONNX file, by onnxruntime."""
+    session = pytest.importorskip("onnxruntime").InferenceSession(path)
+    return lambda observation: session.run(None, {"observation": observation[None]})[0][0]
+
+
+def _numpy(path):
+    """Policy of a .npz file, by operant/export/program.py, which needs only numpy."""
+    from operant.export import program
+
+    policy = program.load(path)
+    return lambda observation: policy(observation[None])[0]
+
+
+def test_a_policy_acts_in_gymnasiums_environment_as_in_ours(run):
     policy = operant.load(run, "last", device="cpu")
     assert policy.env.gymnasium == "InvertedPendulum-v5"
-    assert np.mean(_returns(policy, 5)) >= 900  # of 1,000; a random policy has 6
+    ours = run.evaluate(episodes=16, checkpoint="last", device="cpu").mean
+    theirs = np.mean(_returns(policy, 8))
+    assert ours >= 900 and theirs >= 900  # of 1,000; a random policy has 6
+
+
+@pytest.mark.parametrize(("target", "opened"), [("onnx", _onnx), ("numpy", _numpy)])
+def test_an_exported_policy_acts_in_gymnasiums_environment(run, target, opened, tmp_path):
+    if target == "onnx":
+        pytest.importorskip("onnxscript")
+    exported = opened(_exported(run, target, tmp_path))
+    assert _returns(exported, 4) == pytest.approx(_returns(operant.load(run, "last", device="cpu"), 4), rel=0.01)
 
 
 def test_a_run_is_evaluated_where_mujoco_is_not_installed(run, monkeypatch):
