@@ -223,7 +223,8 @@ def list_groups(root: Path, everywhere: bool = True) -> list[Group]:
 
 def find(text: str, root: Path, everywhere: bool = True) -> Group | None:
     """Find the group that `text` names, in the folder `root` (with `everywhere` also next to the runs of the user's
-    index): by its id, by the end of an id if no run has that end, or by a path. None if no group or several match.
+    index): by its id, by the end of an id if no run has that end, or by a path. Of several groups with that id, the one
+    in `root`. None if no group or several match.
     """
     if (path := path_of(text)) is not None:
         return load(path)
@@ -232,6 +233,8 @@ def find(text: str, root: Path, everywhere: bool = True) -> Group | None:
     if not fits and (fits := [group for group in groups if group.id.endswith(f"-{text}")]):
         is_run = any(id_ == text or id_.endswith(f"-{text}") for id_ in runs.list_ids(root, everywhere))
         fits = [] if is_run else fits
+    elif len(fits) > 1:
+        fits = [group for group in fits if group.path.parent == root]
     return fits[0] if len(fits) == 1 else None
 
 

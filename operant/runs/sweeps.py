@@ -34,7 +34,8 @@ def list_sweeps(root: Path, everywhere: bool = True) -> list[Path]:
 
 def find(text: str, root: Path, everywhere: bool = True) -> Path | None:
     """Find the folder of the sweep that `text` names (its name or a path), in the folder `root`, with `everywhere` also
-    next to the runs of the user's index. None if no sweep or several match.
+    next to the runs of the user's index. Of several with that name, the one in `root`. None if no sweep or several
+    match.
     """
     path = groups.path_of(text)
     fits = (
@@ -42,6 +43,8 @@ def find(text: str, root: Path, everywhere: bool = True) -> Path | None:
         if path is None
         else [path] * (path / FILE).is_file()
     )
+    if len(fits) > 1:
+        fits = [folder for folder in fits if folder.parent == root]
     return fits[0] if len(fits) == 1 else None
 
 

@@ -12,7 +12,7 @@ from waiting import DEADLINE_S, state, wait_until
 from operant import runs
 from operant.cli import grouped
 from operant.errors import BusyError, UsageError
-from operant.runs import control, groups
+from operant.runs import control, groups, sweeps
 from operant.training import worker
 
 WORDS = (
@@ -112,3 +112,15 @@ def test_a_group_has_bands_and_is_found_by_its_name(tmp_path):
         groups.create(tmp_path, "mine", "", {}, range(2))
     with pytest.raises(UsageError, match="cannot be the name"):
         groups.create(tmp_path, "-", "", {}, range(2))
+
+
+def test_of_groups_and_sweeps_of_one_name_that_of_the_folder_is_found(tmp_path, monkeypatch):
+    here, other = tmp_path / "here", tmp_path / "other"
+    monkeypatch.setattr(runs, "index_roots", lambda: [here, other])
+    made_here, made_there = (groups.create(root, "usual", "", {}, range(2)) for root in (here, other))
+    for root in (here, other):
+        (root / "search-sweep").mkdir()
+        (root / "search-sweep" / sweeps.FILE).write_text('{"schema": 1}')
+    assert groups.find("usual", here) == made_here and groups.find("usual", other) == made_there
+    assert sweeps.find("search-sweep", here) == here / "search-sweep"
+    assert groups.find("usual", tmp_path) is None
