@@ -15,6 +15,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from operant.errors import DeviceError, MachineError, UsageError
@@ -106,14 +107,19 @@ def set_threads(count: int, ranks: int = 1) -> int:
 
 
 def find_device(text: str) -> torch.device:
-    """Convert the configuration's `run.device` to a torch device. Raises MachineError if the GPU does not exist,
-    UsageError for any other text.
+    """Convert the configuration's `run.device` to a torch device. Raises MachineError if the GPU does not exist or the
+    package that compiles environments for it is missing, UsageError for any other text.
     """
     import torch
 
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", text):
         raise UsageError(f"{text!r} is not a device: use auto, cpu, cuda or cuda:N, such as cuda:0")
     available = torch.cuda.is_available()
+    if available and text != "cpu" and find_spec("numba_cuda") is None:
+        raise MachineError(
+            f"{text!r} means a GPU here, and environments need numba-cuda on a GPU: pip install 'operant[gpu]', or use "
+            "run.device=cpu"
+        )
     if text == "auto":
         return torch.device("cuda", 0) if available else torch.device("cpu")
     if not text.startswith("cuda"):

@@ -173,7 +173,7 @@ def _numba_cuda() -> Finding:
         version = metadata.version("numba-cuda")
     except metadata.PackageNotFoundError:
         return Finding(
-            "numba-cuda", NOTE, "not installed: environments run on the CPU only", "pip install 'numba-cuda[cu13]'"
+            "numba-cuda", NOTE, "not installed: environments run on the CPU only", "pip install 'operant[gpu]'"
         )
     numpy = tuple(map(int, metadata.version("numpy").split(".")[:2]))
     if numpy >= (2, 5):

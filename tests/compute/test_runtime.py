@@ -40,6 +40,15 @@ def test_devices_are_found_or_refused(monkeypatch):
             find_device(text)
 
 
+def test_a_gpu_without_numba_cuda_is_refused_with_the_package_to_install(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setitem(sys.modules, "numba_cuda", None)  # as if it were not installed
+    for text in ("auto", "cuda"):
+        with pytest.raises(MachineError, match=r"pip install 'operant\[gpu\]', or use run.device=cpu"):
+            find_device(text)
+    assert str(find_device("cpu")) == "cpu"
+
+
 def test_torch_and_numba_get_the_threads_that_are_asked_for():
     # In a process of its own: numba starts its threads once, and that is what may go wrong.
     program = (
