@@ -102,6 +102,7 @@ def test_an_invalid_configuration_leaves_no_run(place):
         ({"callbacks": print, "wait": False}, "leave wait=False out"),
         ({"callbacks": print, "gpus": 2}, "callbacks run in the process that trains"),
         ({"callbacks": [1]}, "callbacks are functions"),
+        ({"callback": print}, "unknown key 'callback' - did you mean 'callbacks'"),
         ({"logs": ["x"]}, "there are none"),
         ({"callbacks": print, "logs": ["return", "a b"]}, r"'return' is a metric of this run(.|\n)*'a b': a name is"),
     ):

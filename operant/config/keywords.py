@@ -16,6 +16,7 @@ from operant.errors import ConfigError
 
 OPTIONS: Final = {"algo": "algo.name", **{name: f"run.{name}" for name in ("seed", "device", "steps", "gpus")}}
 """Keywords with the meaning of the command line's options, whatever other sections have a key of that name."""
+_ARGUMENTS = ("callbacks", "changes", "logs", "overrides")  # of `operant.train`, which other libraries call in singular
 _GROUP = "seeds: a call trains one run: call it with seed=1, seed=2 and so on, or run `operant train --seeds N`"
 
 
@@ -69,5 +70,8 @@ def _key(name: str, own_algorithm: bool, problems: list[str]) -> str | None:
             return f"{section}.{rest}"
     if own_algorithm:
         return f"algo.{name}"
-    problems.append(messages.unknown_key((name,), known, (*known, *OPTIONS)))
+    if f"{name}s" in _ARGUMENTS:
+        problems.append(f"unknown key {name!r}{messages.did_you_mean(name + 's')}")
+    else:
+        problems.append(messages.unknown_key((name,), known, dict.fromkeys((*known, *OPTIONS))))
     return None
