@@ -52,6 +52,11 @@ Rules
 - `modified(model, params)` returns a changed copy of the model (`model.replace(geom_friction=...)`), for parameters of
   the robot: friction, gear, damping, ranges, gravity. They hold for a run. What MuJoCo derives from masses and lengths
   is not derived again.
+- `scales=("gravity", "damping", "gear")` draws parameters of the robot per lane (domain randomisation): `d` then holds
+  `d.gravity_scale`, `d.damping_scale`, `d.gear_scale`, one number each by which the model's gravity, the damping of all
+  joints, the gear of all actuators are multiplied. Each is 1 at the start of `reset`, which draws it from a range in
+  `Params`: `d.gravity_scale[0] = p.gravity_min + (p.gravity_max - p.gravity_min) * uniform(key, 100)`. It holds for the
+  episode, and `observe` may show it. Friction, masses and armature are not drawn per lane.
 - `tally`: as in operant/envs/base.py. Two are added: `lost_contacts`, contacts for which a lane had no room, and
   `bad_states`, states that were not finite or too large, after which the model starts again as in MuJoCo.
 - `view`: camera of the pictures, see `View`.
@@ -267,6 +272,7 @@ class PhysicsEnv(Env):
     state: tuple[tuple[str, int], ...] = ()
     start: _Start | None = None
     fresh: bool = False
+    scales: tuple[str, ...] = ()
     observation_of: Callable[[Any], Box] | None = None
     modified: Callable[[Any, Any], Any] | None = None
     view: View | None = None
@@ -330,6 +336,7 @@ def physics_env(
     reads: Mapping[str, str] | None = None,
     state: Mapping[str, int] | None = None,
     fresh: bool = False,
+    scales: tuple[str, ...] = (),
     random_joints: bool = False,
     settle: int = 0,
     tries: int = 1,
@@ -362,6 +369,7 @@ def physics_env(
         state=tuple((state or {}).items()),
         start=_Start(random_joints, settle, tries),
         fresh=fresh,
+        scales=tuple(scales),
         observation_of=None if isinstance(observation, Box) else observation,
         modified=modified,
         view=view or View(),
@@ -436,8 +444,8 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
     model = keyed.model
     reads = _reads(env, model)
     kept = dict.fromkeys(array for array, _, _ in reads.values() if array not in ALWAYS)
-    engine = build(model, float32, reads=tuple(kept))
-    fields, placed = engine.fields, {}
+    engine = build(model, float32, reads=tuple(kept), scales=env.scales)
+    fields, placed = engine.fields, {f"{name}_scale": _Read(engine.scale(name), "", 0, 1) for name in env.scales}
     for name, (array, first, count) in reads.items():
         placed[name], fields = _Read(fields, array, first, count), fields + count
     own = fields

@@ -26,7 +26,7 @@ from operant.physics import collide, collide_convex, sensors, smooth
 from operant.physics import constants as c
 from operant.physics.cones import cones
 from operant.physics.coverage import INSTEAD
-from operant.physics.layout import READS, Layout, plan
+from operant.physics.layout import READS, SCALES, Layout, plan
 from operant.physics.local import local_array
 from operant.physics.model import Model
 from operant.physics.newton import Programs, newton
@@ -75,6 +75,10 @@ class Engine:
     LOST = property(lambda self: self.layout.state["lost"])
     RESETS = property(lambda self: self.layout.state["resets"])
 
+    def scale(self, name: str) -> int:
+        """Row of the state with the factor of a parameter that `build` was told to scale, 1 after a reset."""
+        return self.layout.state[f"scale {name}"]
+
     @property
     def work_size(self) -> int:
         """Count of the numbers in the scratch."""
@@ -97,11 +101,16 @@ class Engine:
         return self.layout.at[f"read {name}"]
 
 
-def build(model: Model, real: Any = float32, reads: tuple[str, ...] = ()) -> Engine:
+def build(model: Model, real: Any = float32, reads: tuple[str, ...] = (), scales: tuple[str, ...] = ()) -> Engine:
     """Engine of a model in float32 or float64 that keeps the quantities `reads` after a step. Compiles nothing yet.
     Raises OperantError for pairs of geoms that it cannot collide and for unknown quantities.
     """
-    return _build(_Key(model), real, tuple(sorted(set(reads))))
+    if unknown := sorted({*scales} - {*SCALES}):
+        raise OperantError(
+            f"the engine does not scale {', '.join(unknown)} of a lane; it scales {', '.join(SCALES)}. Another "
+            "parameter holds for a run: `modified`, or the MJCF file"
+        )
+    return _build(_Key(model), real, tuple(sorted(set(reads))), tuple(name for name in SCALES if name in scales))
 
 
 class _Key:
@@ -125,7 +134,7 @@ def _formulas() -> bytes:
 
 
 @functools.lru_cache(maxsize=64)
-def _build(key: _Key, real: Any, reads: tuple[str, ...]) -> Engine:
+def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]) -> Engine:
     m = key.model
     unknown = [name for name in reads if name not in READS and not name.startswith("sensor ")]
     if unknown:
@@ -148,10 +157,12 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...]) -> Engine:
     hessian = find_pattern(m, [[dof for dof, _ in pair.dofs] for pair in pairs])
     sensed = {name: sensors.named(m, name) for name in reads if name.startswith("sensor")}
     touches = sorted({k for numbers in sensed.values() for k in numbers if sensors.is_touch(m, k)})
-    lay = plan(m, pairs, most, hessian, reads, touches)
+    lay = plan(m, pairs, most, hessian, reads, touches, scales=scales)
 
     def make(name: str, record: Callable[[Tape], None], arrays: int = 1) -> Any:
-        return program(record, arrays, m.digest + _formulas() + repr((name, np.dtype(real).name, reads)).encode())
+        return program(
+            record, arrays, m.digest + _formulas() + repr((name, np.dtype(real).name, reads, scales)).encode()
+        )
 
     scratch = _Scratch(m, lay, hessian, pairs, reads, touches)
     contacts = Contacts(m, pairs, lay, functions, real)
@@ -183,13 +194,12 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...]) -> Engine:
         return constrain(w, nl, nc)
 
     advance = _integrator(m, lay, make, scratch, dynamics, wrenches, real)
-    loads = [(lay.at[name], lay.state[name], count) for name, count in
-             (("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1), ("resets", 1))]  # fmt: skip
     # The state's fields lie in the scratch in their order.
-    assert all(to - loads[0][0] == place for to, place, _ in loads)
-    first, fields, size = loads[0][0], lay.fields, lay.size
+    first, fields, size = lay.at["qpos"], lay.fields, lay.size
+    assert all(lay.at[name] - first == place for name, place in lay.state.items())
     initial = np.zeros(fields, real)
     initial[: m.nq] = m.qpos0
+    initial[lay.state["resets"] + 1 :] = 1.0
     lost = lay.state["lost"]
     # After a step by Runge-Kutta, qacc is the mean acceleration over the step.
     X, nv = lay.at["qacc"], m.nv
@@ -272,6 +282,11 @@ class _Scratch:
     def load(self, tape: Tape, name: str, count: int) -> list[Number]:
         return [tape.load(0, self.lay.at[name] + k) for k in range(count)]
 
+    def scaling(self, tape: Tape, name: str) -> Number:
+        """Factor of a parameter of the model: the lane's, or 1 where it is not scaled."""
+        at = self.lay.at.get(f"scale {name}")
+        return 1.0 if at is None else tape.load(0, at)
+
     def store(self, tape: Tape, name: str, values: list[Number]) -> None:
         for k, value in enumerate(values):
             tape.store(0, self.lay.at[name] + k, value)
@@ -304,10 +319,10 @@ class _Scratch:
 
         # f_smooth = passive - bias + actuators,  a_smooth = M^-1 f_smooth
         smooth.velocities(m, state, v)
-        smooth.bias_forces(m, state, v)
+        smooth.bias_forces(m, state, v, self.scaling(tape, "gravity"))
         smooth.tendons(m, state, q, v)
-        smooth.passive_forces(m, state, q, v)
-        smooth.actuation(m, state, q, v, ctrl, act)
+        smooth.passive_forces(m, state, q, v, self.scaling(tape, "damping"))
+        smooth.actuation(m, state, q, v, ctrl, act, self.scaling(tape, "gear"))
         force = smooth.add(smooth.subtract(state.qfrc_passive, state.qfrc_bias), state.qfrc_actuator)
         self.store(tape, "qfrc_smooth", force)
         self.store(tape, "qacc_smooth", solve(factored, m.nv, force))
@@ -387,7 +402,7 @@ class _Scratch:
         if (m.dof_damping > 0).any() and not m.opt_disableflags & (c.NO_EULERDAMP | c.NO_DAMPER):
             mass = self.matrix(tape, "M", self.hessian.mass)
             for k in range(m.nv):
-                mass[k, k] = mass[k, k] + step * float(m.dof_damping[k])
+                mass[k, k] = mass[k, k] + step * float(m.dof_damping[k]) * self.scaling(tape, "damping")
             force = smooth.add(self.load(tape, "qfrc_smooth", m.nv), self.load(tape, "qfrc_constraint", m.nv))
             a = solve(factor(mass, m.nv), m.nv, force)
         self._advance(tape, q, v, a, None)

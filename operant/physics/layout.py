@@ -22,6 +22,9 @@ Most contacts in 2,000 random states, poses below the floor among them (possible
 DUALS = 64
 """Rows that a lane has room for under PGS, whose matrix is dense."""
 
+SCALES = ("gravity", "damping", "gear")
+"""Parameters of the model that a lane can scale: gravity, damping of all joints, gear of all actuators."""
+
 READS = {
     "xpos": ("nbody", 3), "xquat": ("nbody", 4), "xmat": ("nbody", 9), "xipos": ("nbody", 3),
     "geom_xpos": ("ngeom", 3), "geom_xmat": ("ngeom", 9), "site_xpos": ("nsite", 3), "site_xmat": ("nsite", 9),
@@ -77,12 +80,15 @@ def plan(
     hessian: Pattern,
     reads: Sequence[str],
     touches: Sequence[int] = (),
+    scales: Sequence[str] = (),
 ) -> Layout:
     """Layout for a model, its pairs (`most` contacts of each), the pattern of its Hessian, what is read after a step,
-    and the touch sensors among it.
+    the touch sensors among it, and the parameters that a lane scales.
     """
     state = Block()
-    for name, count in (("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1), ("resets", 1)):
+    parts = [("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1), ("resets", 1)]
+    parts += [(f"scale {name}", 1) for name in scales]
+    for name, count in parts:
         state.take(name, count)
 
     room = _room(m, pairs, most)
@@ -92,7 +98,7 @@ def plan(
     losses = int((m.dof_frictionloss > 0).sum())
 
     w = Block()
-    for name, count in (("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1), ("resets", 1)):
+    for name, count in parts:
         w.take(name, count)
     for name in ("qacc", "qfrc_smooth", "qacc_smooth", "qfrc_constraint"):
         w.take(name, m.nv)

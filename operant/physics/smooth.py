@@ -327,17 +327,17 @@ def velocities(m: Model, state: State, v: Vector) -> None:
         state.cvel.append(velocity)
 
 
-def gravity(m: Model) -> Vector:
-    """Acceleration of the world, -g, as a spatial vector; zero where gravity is disabled."""
+def gravity(m: Model, factor: Number = 1.0) -> Vector:
+    """Acceleration of the world, -g times `factor`, as a spatial vector; zero where gravity is disabled."""
     off = m.opt_disableflags & c.NO_GRAVITY
-    return [0.0] * 3 + ([0.0] * 3 if off else [-float(x) for x in m.opt_gravity])
+    return [0.0] * 3 + ([0.0] * 3 if off else [-float(x) * factor for x in m.opt_gravity])
 
 
-def bias_forces(m: Model, state: State, v: Vector) -> None:
+def bias_forces(m: Model, state: State, v: Vector, gravity_factor: Number = 1.0) -> None:
     """Set `state.qfrc_bias` (nv): Coriolis, centrifugal and gravitational forces by recursive Newton-Euler without
     acceleration (`mj_rne`).
     """
-    accelerations = [gravity(m)]
+    accelerations = [gravity(m, gravity_factor)]
     forces: list[Vector] = [[0.0] * 6]
     for body in range(1, m.nbody):
         # a = a_parent + cdof_dot v;  f = I a + v x* (I v)
@@ -407,7 +407,7 @@ def tendons(m: Model, state: State, q: Vector, v: Vector) -> None:
         state.ten_velocity.append(dot([v[m.jnt_dofadr[j]] for j, _ in parts], [k for _, k in parts]))
 
 
-def passive_forces(m: Model, state: State, q: Vector, v: Vector) -> None:
+def passive_forces(m: Model, state: State, q: Vector, v: Vector, damping_factor: Number = 1.0) -> None:
     """Set `state.qfrc_passive` (nv): sum of spring, damper and fluid forces in the joints (`mj_passive`)."""
     springs, dampers = not m.opt_disableflags & c.NO_SPRING, not m.opt_disableflags & c.NO_DAMPER
     forces: Vector = [0.0] * m.nv
@@ -416,7 +416,7 @@ def passive_forces(m: Model, state: State, q: Vector, v: Vector) -> None:
         if springs and m.jnt_stiffness[joint]:
             forces[dof] = forces[dof] - float(m.jnt_stiffness[joint]) * (q[at] - float(m.qpos_spring[at]))
     if dampers:
-        forces = [force - float(m.dof_damping[k]) * v[k] for k, force in enumerate(forces)]
+        forces = [force - float(m.dof_damping[k]) * damping_factor * v[k] for k, force in enumerate(forces)]
     for tendon in range(m.ntendon):
         low, high = (float(x) for x in m.tendon_lengthspring[tendon])
         length = state.ten_length[tendon]
@@ -437,7 +437,9 @@ def clipped(x: Number, bounds: np.ndarray) -> Number:
     return greatest(least(x, float(bounds[1])), float(bounds[0]))
 
 
-def actuation(m: Model, state: State, q: Vector, v: Vector, ctrl: Vector, act: Vector) -> None:
+def actuation(
+    m: Model, state: State, q: Vector, v: Vector, ctrl: Vector, act: Vector, gear_factor: Number = 1.0
+) -> None:
     """Set in `state` force and activation rate of the actuators, and the sum of forces in the joints: gain (control or
     activation) + bias, along each transmission (`mj_fwdActuation`).
     """
@@ -454,7 +456,7 @@ def actuation(m: Model, state: State, q: Vector, v: Vector, ctrl: Vector, act: V
         fine = select(less(abs(x), c.MAXVAL), fine, 0.0)
     ctrl = [select(less(0.5, fine), x, 0.0) for x in ctrl]
     for k in range(m.nactuator):
-        gear, target = float(m.actuator_gear[k, 0]), int(m.actuator_trnid[k, 0])
+        gear, target = float(m.actuator_gear[k, 0]) * gear_factor, int(m.actuator_trnid[k, 0])
         if m.actuator_trntype[k] == c.IN_TENDON:
             moment = {int(m.jnt_dofadr[j]): gear * part for j, part in tendon_coefficients(m, target).items()}
             length, speed = gear * state.ten_length[target], gear * state.ten_velocity[target]

@@ -113,7 +113,8 @@ def estimate(config: Config, *, updates: bool = True) -> Footprint:
     first = _SMALL_LANES_OF_PICTURES if config.environment.pixels else _SMALL_LANES
     small = next((lanes for lanes in (first << k for k in range(10)) if not config.problems(lanes)), config.lanes)
     if 2 * small >= config.lanes:
-        return _measure(config, config.lanes, updates)
+        whole = _measure(config, config.lanes, updates)
+        return whole._replace(fixed_bytes=whole.fixed_bytes + _stack_bytes(config))
     one, two = _measure(config, small, updates), _measure(config, 2 * small, updates)
     factor = config.lanes / small
     whole = Footprint(*(round(a + (factor - 1) * (b - a)) for a, b in zip(one, two, strict=True)))

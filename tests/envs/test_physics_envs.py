@@ -279,6 +279,25 @@ def _pushed(env: PhysicsEnv, **params: Any) -> tuple[Any, DeviceWorld]:
 
 
 @pytest.mark.slow
+def test_a_parameter_of_the_robot_is_drawn_per_lane(ball):
+    text = ball.read_text().replace("gear: float = 2.0", "gear: float = 2.0\n    gear_min: float = 0.5")
+    text = text.replace(
+        "float32(0.5)\n\n@device\ndef before", "float32(0.5)\n    d.gear_scale[0] = "
+        "p.gear_min + (float32(1.0) - p.gear_min) * uniform(key, 1)\n\n@device\ndef before", 1
+    )  # fmt: skip
+    ball.write_text(text.replace("modified=modified)", 'modified=modified, scales=("gear",))'))
+    env = envs.find(str(ball))
+    slot, world = _pushed(env)
+    mass = 1000 * 4 / 3 * np.pi * 0.1**3
+    drawn = np.unique(world.lanes.state.numpy(), axis=0)
+    rows = [k for k, x in enumerate(drawn) if x.min() >= 0.5 and x.max() < 1.0 and len(np.unique(x)) == 4]
+    pushes = [pytest.approx(5 * 0.01 * 2 * drawn[k] / mass, rel=1e-4) for k in rows]
+    assert any(slot.observation[1].numpy() == push for push in pushes)
+    fixed, _ = _pushed(env, gear_min=1.0)
+    assert fixed.observation[1].numpy() == pytest.approx(5 * 0.01 * 2 / mass, rel=1e-4)
+
+
+@pytest.mark.slow
 def test_an_author_writes_a_task_in_one_file(ball):
     env = envs.find(str(ball))
     slot, world = _pushed(env)

@@ -101,6 +101,34 @@ def test_a_step_of_half_cheetah_is_mujocos_to_rounding():
     assert errors.rows > 20 and errors.lost == 0
 
 
+def test_scaled_parameters_are_those_of_a_model_edited_in_the_same_way():
+    import mujoco
+
+    m = mujoco.MjModel.from_xml_path(str(parity.source("half_cheetah")))
+    d = mujoco.MjData(m)
+    model = Model.from_mjcf(parity.source("half_cheetah"))
+    engine = build(model, float64, scales=("gear", "gravity", "damping"))
+    plain = build(model, float64)
+    assert engine.fields == plain.fields + 3 and engine.work_size == plain.work_size + 3
+    run, s, rng = parity.stepper(engine), np.zeros(engine.fields), np.random.default_rng(3)
+    kept = {"gravity": m.opt.gravity.copy(), "damping": m.dof_damping.copy(), "gear": m.actuator_gear.copy()}
+    edited, effect = {"gravity": m.opt.gravity, "damping": m.dof_damping, "gear": m.actuator_gear}, 0.0
+    for ctrl in parity.states(m, d, 200, np.random.default_rng(0)):
+        parity.put(engine, s, d)
+        for name, values in edited.items():
+            factor = s[engine.scale(name)] = rng.uniform(0.5, 2.0)
+            values[:] = factor * kept[name]
+            effect = max(effect, abs(factor - 1.0))
+        d.ctrl[:] = ctrl
+        run(s, ctrl, 1)
+        mujoco.mj_step(m, d)
+        assert s[engine.QVEL : engine.QVEL + m.nv] == pytest.approx(d.qvel, rel=1e-10, abs=1e-10)
+        assert s[engine.QPOS : engine.QPOS + m.nq] == pytest.approx(d.qpos, rel=1e-10, abs=1e-10)
+    assert effect > 0.5
+    with pytest.raises(OperantError, match="does not scale friction of a lane; it scales gravity, damping, gear"):
+        build(model, scales=("friction",))
+
+
 @pytest.mark.slow
 def test_joints_tendons_actuators_and_fluids_are_mujocos_to_rounding():
     errors = parity.step_errors(BALLS, float64, 300)
