@@ -62,6 +62,8 @@ def _place_near_the_goal(physics: Any) -> None:
         physics.data.qpos[:] = physics.model.ptr.qpos0
         if physics.model.ptr.nq == 2 and mujoco.mj_name2id(physics.model.ptr, mujoco.mjtObj.mjOBJ_GEOM, "finger") >= 0:
             physics.named.model.geom_pos["target", :2] = 0.235, 0.0
+        if mujoco.mj_name2id(physics.model.ptr, mujoco.mjtObj.mjOBJ_BODY, "spinner") >= 0:
+            physics.named.model.site_pos["target"] = 0.2, 0.0, 0.53
 
 
 class Steps:
@@ -78,6 +80,8 @@ class Steps:
                 made.reset()
                 if k // EPISODE % 3 == 2:
                     _place_near_the_goal(physics)
+                    if name == "dmc_finger_spin":
+                        physics.data.qvel[2] = -40.0
             if k // EPISODE % 2 == 0 or k % 10 == 0:
                 action = generator.uniform(low, high).astype(np.float32)
             engine = (physics.data.qpos, physics.data.qvel, physics.data.qacc_warmstart, np.zeros(model.na))
