@@ -169,7 +169,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
     limits = limit_rows(m, lay, real)
     solve_mass = _as_call(make("solve mass", scratch.solve_mass))
     if m.opt_solver == c.PGS:
-        constrain = pgs(m, lay, contacts, solve_mass, real)
+        constrain = pgs(m, lay, hessian, contacts, solve_mass, real)
     else:
         programs = Programs(
             lambda to, of: _as_call(make(f"times {to} {of}", lambda tape: scratch.times(tape, to, of))),

@@ -26,6 +26,7 @@ from operant.physics.pairs import safe_solimp, safe_solref, stiffness_damping
 from operant.physics.rows import NUMBERS, PLACES, Contacts, impedance_numbers
 from operant.physics.sparse import Pattern
 from operant.physics.tables import table
+from operant.physics.trees import scale_of_trees
 
 
 def loss_numbers(m: Model) -> np.ndarray:
@@ -76,9 +77,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
     loss_dof = table(loss[:, 0].astype(int32) if nf else np.zeros(1, int32))
     loss_table = table(loss[:, 1:].astype(real) if nf else np.zeros(4, real))
 
-    # Places of the diagonal in M, trees of the dofs, places of pairs of dofs in H, places of M's entries in H
-    diagonal = table(np.array([hessian.mass[i, i] for i in range(nv)], int32))
-    tree = table(m.dof_treeid.astype(int32))
+    # Places of pairs of dofs in H, places of M's entries in H
     trees = int(m.ntree)
     pairs_of_dofs = np.zeros((nv, nv), int32)
     for (i, j), place in hessian.places.items():
@@ -458,30 +457,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
             for k in range(nc * rows):
                 w[CR + k] = w[CV + k]
 
-    @device
-    def scale_of(w, nl, nc):
-        """1 / sum of M's diagonal over the trees that a row touches: the scale of costs and gradients."""
-        if trees == 1:
-            total = zero
-            for i in range(nv):
-                total += w[M + diagonal(i)]
-            return one / total
-        touched = 0
-        for k in range(nf):
-            touched |= 1 << tree(loss_dof(k))
-        for k in range(nl):
-            touched |= 1 << tree(int(abs(w[LDOF + k])) - 1)
-        for k in range(nc):
-            pair = int(w[CPAIR + k])
-            for a in range(places(PLACES * pair + 6)):
-                touched |= 1 << tree(dofs(chain * pair + a))
-        total = zero
-        for i in range(nv):
-            if (touched >> tree(i)) & 1:
-                total += w[M + diagonal(i)]
-            else:
-                w[X + i] = w[AS + i]
-        return one / total
+    scale_of = scale_of_trees(m, lay, hessian, contacts, loss_dof, nf, real)
 
     @device_call
     def minimise(w, nl, nc):

@@ -4,7 +4,8 @@ Minimises 1/2 f' (A + R) f + f' b over forces f, A = J M^-1 J', b = J a_smooth -
 and |f| <= floss for dry friction (MuJoCo's documentation, "Computation: solver parameters", "PGS"). One row after the
 other in shuffled order, with Nesterov momentum that restarts where it opposes the correction, as `engine_solver.c`
 (`solPGS`) does from version 4.0. Rows here are the edges of a contact's pyramid. A + R is stored for the rows that are
-active; contacts beyond its room are counted as lost.
+active; contacts beyond its room are counted as lost. The iteration
+stops where a sweep lowers the cost by less than the tolerance, scaled by 1 / sum of M's diagonal as Newton's.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from operant.physics.layout import Layout
 from operant.physics.model import Model
 from operant.physics.newton import loss_numbers
 from operant.physics.rows import NUMBERS, PLACES, Contacts
+from operant.physics.sparse import Pattern
 from operant.physics.tables import table
+from operant.physics.trees import scale_of_trees
 
 
-def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -> Any:
+def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass: Any, real: Any) -> Any:
     """Device function (w, limits, contacts) that writes the accelerations, the constraint forces, and in place of the
     contacts' residuals the forces in their frames. Returns the number of contacts that had room.
 
@@ -42,13 +45,13 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
     places, dofs, numbers = contacts.places, contacts.dofs, contacts.numbers
     zero, half, one = real(0.0), real(0.5), real(1.0)
     tolerance, iterations = real(m.opt_tolerance), int(m.opt_iterations)
-    scale = real(1.0 / (m.stat_meaninertia * max(1, m.nv)))
     worse = real(1e-10)
     cold = bool(m.opt_disableflags & c.NO_WARMSTART)
     loss = loss_numbers(m)
     nf = len(loss)
     loss_dof = table(loss[:, 0].astype(int32) if nf else np.zeros(1, int32))
     loss_table = table(loss[:, 1:].astype(real) if nf else np.zeros(4, real))
+    scale_of = scale_of_trees(m, lay, hessian, contacts, loss_dof, nf, real)
     factor, increment = uint64(6364136223846793005), uint64(1)
 
     @device
@@ -211,7 +214,7 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
         return improvement
 
     @device_call
-    def iterate(w, count):
+    def iterate(w, count, scale):
         if cold:
             for row in range(count):
                 w[FORCE + row] = zero
@@ -289,7 +292,7 @@ def pgs(m: Model, lay: Layout, contacts: Contacts, solve_mass: Any, real: Any) -
         w[LOST] += real(nc - kept)
         if count > 0:
             prepare(w, nl, kept, count)
-            iterate(w, count)
+            iterate(w, count, scale_of(w, nl, kept))
             finish(w, nl, kept)
         else:
             for i in range(nv):
