@@ -118,7 +118,8 @@ def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
             )
             return None, name
         own = "your own file (my_env.py), an outside one (gymnasium:ID, ale:NAME, envpool:ID, my_envs.py:make)"
-        available = f"Available: {own}, {', '.join(envs.names())}"
+        short = ", ".join(shipped for shipped in envs.names() if not shipped.startswith("dmc_"))
+        available = f"Available: {own}, {short}, and dm_control's tasks (dmc_walker_run ...; `operant envs` lists all)"
         hint = messages.did_you_mean(_outside_meant(name, nearest) or nearest) or "."
         raw.problem(location, f"env.name: unknown environment {quoted(name)}{hint} {available}")
         return nearest and envs.find(nearest), name

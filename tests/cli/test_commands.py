@@ -613,6 +613,7 @@ WITH_DATA = {
     "logs",
     "wait",
     "eval",
+    "zoo",
     "envs",
     "doctor",
     "check",

@@ -44,7 +44,7 @@ def spin(d, past, action, p, tally):
 
 
 @device
-def write_body(d, obs):
+def write_joints(d, obs):
     obs[0], obs[1] = d.qpos[0], d.qpos[1]
     obs[2], obs[3] = d.tip[0] - d.spinner[0], d.tip[2] - d.spinner[2]
     obs[4], obs[5], obs[6] = d.qvel[0], d.qvel[1], d.qvel[2]
@@ -53,7 +53,7 @@ def write_body(d, obs):
 
 @device
 def observe_spin(d, obs, p):
-    write_body(d, obs)
+    write_joints(d, obs)
 
 
 READS = {
@@ -103,7 +103,7 @@ def task(radius):
 
     @device
     def observe(d, obs, p):
-        write_body(d, obs)
+        write_joints(d, obs)
         obs[9], obs[10] = d.target[0] - d.spinner[0], d.target[2] - d.spinner[2]
         obs[11] = distance(d)
 
