@@ -210,12 +210,19 @@ class Contacts:
             x0, x1, x2 = x0 * scale, x1 * scale, x2 * scale
             y0, y1, y2 = w[at + 7], w[at + 8], w[at + 9]
             if y0 * y0 + y1 * y1 + y2 * y2 < quarter:
-                upright = x1 < half and x1 > -half
-                y0, y1, y2 = zero, (one if upright else zero), (zero if upright else one)
+                sideways = x1 < half and x1 > -half
+                y0, y1, y2 = zero, (one if sideways else zero), (zero if sideways else one)
             along = x0 * y0 + x1 * y1 + x2 * y2
             y0, y1, y2 = y0 - along * x0, y1 - along * x1, y2 - along * x2
-            scale = one / math.sqrt(y0 * y0 + y1 * y1 + y2 * y2)
-            y0, y1, y2 = y0 * scale, y1 * scale, y2 * scale
+            # A tangent along the normal (a capsule upright on a plane) leaves nothing: then the x axis, as MuJoCo's.
+            length = math.sqrt(y0 * y0 + y1 * y1 + y2 * y2)
+            upright = length < least
+            scale = one / (one if upright else length)
+            y0, y1, y2 = (
+                (one if upright else y0 * scale),
+                (zero if upright else y1 * scale),
+                (zero if upright else y2 * scale),
+            )
             z0, z1, z2 = x1 * y2 - x2 * y1, x2 * y0 - x0 * y2, x0 * y1 - x1 * y0
             if kept:
                 place = PLACE + 12 * n

@@ -79,6 +79,27 @@ def test_a_step_with_elliptic_cones_is_mujocos_to_rounding():
     assert errors.contacts > 4 and errors.lost == 0
 
 
+UPRIGHT = """
+<mujoco>
+  <worldbody>
+    <geom type="plane" size="1 1 1"/>
+    <body pos="0 0 0.3">
+      <joint type="slide" axis="1 0 0"/>
+      <joint type="slide" axis="0 0 1"/>
+      <geom type="capsule" size="0.05 0.2"/>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+"""A capsule that cannot turn, so that its axis is the plane's normal."""
+
+
+def test_an_upright_capsule_on_a_plane_has_mujocos_tangents():
+    errors = parity.step_errors(UPRIGHT, float64, 200)
+    assert errors.contacts > 0 and errors.lost == 0
+    assert errors.values.max() < 1e-10
+
+
 SUITE = [
     *("acrobot", "cartpole", "cheetah", "finger", "fish", "hopper", "humanoid", "pendulum", "point_mass", "reacher"),
     *("swimmer", "walker"),
