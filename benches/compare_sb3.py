@@ -99,7 +99,7 @@ def operant(seed: int, target: float, overrides: list[str]) -> None:
 
 
 def main() -> None:
-    """Run the named part."""
+    """Time HalfCheetah by the library named on the command line: sb3 or operant."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("sb3", "operant"))
     parser.add_argument("--seed", type=int, default=1)

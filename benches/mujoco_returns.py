@@ -179,7 +179,10 @@ def play(path: Path, episodes: int, lanes: int) -> dict[str, Any]:
 
 
 def line_of(recipe: str, seed: int, overrides: list[str], episodes: int, root: Path) -> dict[str, Any]:
-    """Train one recipe with one seed. Returns its line, with the error if it failed, and frees the device's memory."""
+    """Train one recipe with one seed, then free the device's memory.
+
+    Returns the result to print: returns, steps and seconds, or the error of a training that failed.
+    """
     line: dict[str, Any] = {"recipe": recipe, "seed": seed}
     try:
         line |= trained(recipe, seed, overrides, episodes, root)
@@ -232,7 +235,7 @@ def play_all(runs_at: Path, episodes: int, lanes: int, processes: int) -> None:
 
 
 def main() -> None:
-    """Run the named part."""
+    """Run the part named on the command line: models, train, session or play."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
     parts.add_parser("models").add_argument("folder", type=Path)

@@ -23,7 +23,10 @@ TOP, BOTTOM, MIDDLE = range(3)
 
 @dataclass(frozen=True)
 class Cones:
-    """Device functions of contact k of geom pair `pair`, with residuals at r."""
+    """Cost, force and Hessian of one contact with an elliptic friction cone, as device functions.
+
+    They take the scratch w, the contact k, its geom pair `pair`, and the place r of its residuals.
+    """
 
     cost: Any  # (w, k, pair, r) -> cost
     force: Any  # (w, k, pair, r) -> (zone, force along the normal, c); along tangent i the force is c mu_i^2 r_i

@@ -73,6 +73,7 @@ CONES = """
 """Elliptic cones of 3, 4 and 6 dimensions."""
 
 
+@pytest.mark.slow
 def test_a_step_with_elliptic_cones_is_mujocos_to_rounding():
     errors = parity.step_errors(CONES, float64, 400)
     assert errors.values.max() < 1e-10
@@ -122,6 +123,7 @@ def test_a_step_of_half_cheetah_is_mujocos_to_rounding():
     assert errors.rows > 20 and errors.lost == 0
 
 
+@pytest.mark.slow
 def test_scaled_parameters_are_those_of_a_model_edited_in_the_same_way():
     import mujoco
 
