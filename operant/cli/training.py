@@ -253,7 +253,10 @@ def _dry_run(asked: Request, trusted: bool) -> None:
     """Print the configuration and an estimate of the device memory, and start nothing. `trusted` allows code that is
     not known to be this user's.
     """
+    import torch
+
     from operant.cli.machine import show_origins
+    from operant.compute.runtime import find_device
     from operant.training.memory import CONTEXT_BYTES, estimate
 
     show_origins(asked.origins(trusted))
@@ -261,7 +264,9 @@ def _dry_run(asked: Request, trusted: bool) -> None:
     if resolved.env.lanes == "auto":
         out("", "# device memory: env.lanes = auto is resolved when the run begins; nothing was started")
         return
-    footprint = estimate(resolved)
+    # A run on a GPU may be estimated on a machine without one.
+    device = find_device(resolved.run.device) if torch.cuda.is_available() else torch.device("cpu")
+    footprint = estimate(resolved, device)
     out(
         "",
         f"# device memory: about {size(footprint.total_bytes)} ({size(footprint.fixed_bytes)} "

@@ -80,7 +80,7 @@ def _fits_by_estimate(config: Config, device: torch.device) -> bool:
     """Whether a run of this configuration needs at most half of the free CPU memory, by estimate. A trial would prove
     nothing, because a CPU allocator promises pages before they exist.
     """
-    return memory.estimate(config).total_bytes <= psutil.virtual_memory().available // 2
+    return memory.estimate(config, device).total_bytes <= psutil.virtual_memory().available // 2
 
 
 def _fits_by_trial(config: Config, device: torch.device) -> bool:

@@ -94,7 +94,7 @@ def require_memory(config: Config, device: torch.device, ranks: int = 1) -> None
     free = torch.cuda.mem_get_info(device)[0] * ranks if on_gpu else psutil.virtual_memory().available * _FREE_SHARE
     if building.estimate(config).bytes * (1 if on_gpu else _MAX_PERMANENT) <= free:
         return
-    needed = estimate(config, updates=False).fixed_bytes
+    needed = estimate(config, device, updates=False).fixed_bytes
     if needed > free:
         most = count(config.lanes * free / needed).replace(" ", "")
         raise MachineError(
@@ -104,8 +104,8 @@ def require_memory(config: Config, device: torch.device, ranks: int = 1) -> None
         )
 
 
-def estimate(config: Config, *, updates: bool = True) -> Footprint:
-    """Estimate the memory of a run on its device, without evaluation and CUDA context. Compiles kernels, which takes
+def estimate(config: Config, device: torch.device, *, updates: bool = True) -> Footprint:
+    """Estimate the memory of a run on `device`, without evaluation and CUDA context. Compiles kernels, which takes
     seconds.
 
     Without `updates` only the permanent memory is measured, in about one second.
@@ -114,18 +114,20 @@ def estimate(config: Config, *, updates: bool = True) -> Footprint:
     small = next((lanes for lanes in (first << k for k in range(10)) if not config.problems(lanes)), config.lanes)
     if 2 * small >= config.lanes:
         whole = _measure(config, config.lanes, updates)
-        return whole._replace(fixed_bytes=whole.fixed_bytes + _stack_bytes(config))
+        return whole._replace(fixed_bytes=whole.fixed_bytes + _stack_bytes(config, device))
     one, two = _measure(config, small, updates), _measure(config, 2 * small, updates)
     factor = config.lanes / small
     whole = Footprint(*(round(a + (factor - 1) * (b - a)) for a, b in zip(one, two, strict=True)))
-    return whole._replace(fixed_bytes=whole.fixed_bytes + _stack_bytes(config))
+    return whole._replace(fixed_bytes=whole.fixed_bytes + _stack_bytes(config, device))
 
 
-def _stack_bytes(config: Config) -> int:
-    """Bytes that a GPU reserves for the local arrays of an environment's step: of every thread that it can run."""
-    if not torch.cuda.is_available():
+def _stack_bytes(config: Config, device: torch.device) -> int:
+    """Bytes that a GPU reserves for the local arrays of an environment's step: of every thread that it can run. 0 for a
+    CPU.
+    """
+    if device.type != "cuda":
         return 0
-    card = torch.cuda.get_device_properties(torch.cuda.current_device())
+    card = torch.cuda.get_device_properties(device)
     threads = card.multi_processor_count * card.max_threads_per_multi_processor
     return int(config.environment.ready(config.params).stack_bytes * threads)
 

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def test_config_show_prints_a_loadable_configuration(here, tmp_path):
 
 def test_memory_estimate_scales_from_few_lanes():
     whole = config.load(None, ["env.lanes=256", "algo.horizon=8", "algo.epochs=1", "env.name=pendulum"])
-    estimated, measured = memory.estimate(whole), memory._measure(whole, 256)
+    estimated, measured = memory.estimate(whole, torch.device("cpu")), memory._measure(whole, 256)
     assert estimated.fixed_bytes == pytest.approx(measured.fixed_bytes, rel=0.02)
     assert estimated.update_bytes == pytest.approx(measured.update_bytes, rel=0.02)
     rollout_bytes = 8 * 256 * 4 * (3 + 3 + 1 + 1)  # observations, final observations, actions, rewards
@@ -81,13 +82,27 @@ def test_memory_estimate_scales_from_few_lanes():
 def test_room_is_only_measured_where_it_may_be_short(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        memory, "estimate", lambda config, **words: asked.append(config.lanes) or memory.Footprint(1 << 44, 0)
+        memory, "estimate", lambda config, device, **words: asked.append(config.lanes) or memory.Footprint(1 << 44, 0)
     )
     memory.require_memory(config.load(None, []), torch.device("cpu"))
     assert asked == []
     with pytest.raises(MachineError, match=r"env\.lanes = 536,870,912 needs 16 TiB"):
         memory.require_memory(config.load(None, ["env.lanes=536870912", "algo.horizon=8"]), torch.device("cpu"))
     assert asked == [536_870_912]
+
+
+@pytest.mark.slow
+def test_only_a_run_on_a_gpu_needs_room_for_its_stacks(monkeypatch):
+    pytest.importorskip("mujoco")
+    card = SimpleNamespace(multi_processor_count=100, max_threads_per_multi_processor=2048)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    small = ("env.name=inverted_pendulum", "env.lanes=32", "algo.horizon=8", "algo.minibatches=1", "net.hidden=[8]")
+    robot = config.load(None, small)
+    without, with_stacks = (
+        memory.estimate(robot, torch.device(name), updates=False).fixed_bytes for name in ("cpu", "cuda:0")
+    )
+    assert with_stacks - without == robot.environment.ready(robot.params).stack_bytes * 204_800
 
 
 @pytest.mark.slow

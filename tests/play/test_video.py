@@ -24,6 +24,7 @@ import psutil
 import pytest
 import torch
 from numpy import float32
+from processes import operant_process, trained_here
 from toys import COUNT, PICK, PUSH
 
 from operant.envs import Box, Discrete, Env, IntState, device, find, names, step_seconds, with_pixels
@@ -693,6 +694,48 @@ def test_what_a_user_gets_wrong_has_a_sentence_and_a_code(trained, here, tmp_pat
     done = here("render", trained, *words)
     assert (done.code, done.out) == (code, "") and said in done.err
     assert not [path for path in tmp_path.iterdir() if path.suffix in (".gif", ".png", ".jpg")]
+
+
+@pytest.fixture(scope="module")
+def robot(tmp_path_factory):
+    """Run of a robot, hardly trained."""
+    pytest.importorskip("mujoco")
+    pytest.importorskip("gymnasium")
+    place = tmp_path_factory.mktemp("robot")
+    few = ("env.lanes=32", "algo.horizon=8", "algo.minibatches=1", "run.steps=512", "eval.every=0")
+    return trained_here(place, "env.name=inverted_pendulum", "run.device=cpu", "run.threads=1", *few, name="robot")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["egl", "osmesa"])
+def test_mujocos_renderer_films_a_robot_in_motion(robot, tmp_path, monkeypatch, library):
+    """In a process of its own: MuJoCo chooses the library of OpenGL when it is imported."""
+    monkeypatch.setenv("MUJOCO_GL", library)
+    words = ("render", robot, "--frames", "2", "--size", "64", "--steps", "8", "--renderer", "mujoco")
+    done = operant_process(tmp_path, *words, "-o", "mujoco.png")
+    if done.returncode == MachineError("").exit_code and "found no OpenGL" in done.stderr:
+        pytest.skip(f"no OpenGL by {library}")
+    assert done.returncode == 0, done.stderr
+    sheet = np.asarray(Image.open(tmp_path / "mujoco.png").convert("RGB"))
+    assert sheet.shape == (64, 2 * 64 + 4, 3)
+    first, last = sheet[:, :64], sheet[:, -64:]
+    assert len(np.unique(first.reshape(-1, 3), axis=0)) > 20, "MuJoCo shades what it draws"
+    assert not np.array_equal(first, last), "nothing moves"
+
+
+def test_without_opengl_mujocos_renderer_has_a_sentence(robot, tmp_path, monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    done = operant_process(tmp_path, "render", robot, "-o", "a.png", "--size", "64", "--renderer", "mujoco")
+    assert (done.returncode, done.stdout) == (MachineError("").exit_code, "")
+    assert "found no OpenGL on this machine: set MUJOCO_GL=egl" in done.stderr
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_mujocos_renderer_draws_only_robots(trained, here, tmp_path):
+    done = here("render", trained, "-o", "a.png", "--renderer", "mujoco")
+    assert done.code == 2 and "cartpole is not on a MuJoCo model" in done.err
 
 
 def test_a_file_that_is_there_costs_no_computation(trained, here, tmp_path, monkeypatch):

@@ -191,13 +191,15 @@ def test_lanes_that_exceed_the_replay_are_not_chosen(card):
 @pytest.mark.parametrize(("threads", "lanes"), [(1, 512), (2, 1024), (3, 1024), (16, 8192)])
 def test_a_cpu_gets_512_for_each_thread(threads, lanes, monkeypatch):
     torch.set_num_threads(threads)
-    monkeypatch.setattr(memory, "estimate", lambda config: memory.Footprint(1, 1))
+    monkeypatch.setattr(memory, "estimate", lambda config, device: memory.Footprint(1, 1))
     assert resolved(CPU).lanes == lanes
 
 
 def test_on_a_cpu_half_of_the_free_memory_is_enough(monkeypatch):
     monkeypatch.setattr(auto_lanes.psutil, "virtual_memory", lambda: SimpleNamespace(available=2000 * 300))
-    monkeypatch.setattr(memory, "estimate", lambda config: memory.Footprint(config.lanes * 900, config.lanes * 100))
+    monkeypatch.setattr(
+        memory, "estimate", lambda config, device: memory.Footprint(config.lanes * 900, config.lanes * 100)
+    )
     assert resolved(CPU).lanes == 256
     monkeypatch.setattr(auto_lanes.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     with pytest.raises(DeviceError, match="cpu"):
