@@ -12,7 +12,7 @@ of the machine; `load` is the machine's mean number of runnable threads during t
 the code's. Recipes that are not named keep their entries. docs/hooks.py makes the page's table from the file.
 
 `--set` overrides keys of the recipe, as the entry's command says. `--runs` keeps the run folders, RECIPE-SEED each.
-`--keep` writes the policy of the seed with the highest return into the package, as `zoo:ENVIRONMENT`.
+`--keep` writes the policy of the seed with the highest return into the package, as `zoo:ENVIRONMENT`, and its export.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ import operant
 from operant import __version__, runs
 from operant.config import recipes
 from operant.config.load import load
+from operant.export import policy
+from operant.play import load_policy
 from operant.runs import zoo
 from operant.runs.checkpoints import Store, load_file
 
@@ -134,12 +136,27 @@ def keep(recipe: str, result: dict[str, Any], episodes: int, overrides: list[str
     }
     kept = {"schema": 1, "id": folder.name, "uuid": run.document["uuid"], "env": about["env"], "algo": about["algo"]}
     (folder / "run.json").write_text(json.dumps({**kept, "zoo": about}, indent=1) + "\n", encoding="utf-8")
-    policy = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith("policy/")}
+    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith("policy/")}
     store = Store(folder / "checkpoints", run_uuid=run.uuid.hex(), report=print)
-    if store.save(checkpoint.step, policy, checkpoint.document, session=1, config=config) is None:
+    if store.save(checkpoint.step, tensors, checkpoint.document, session=1, config=config) is None:
         raise SystemExit(f"{folder} could not be written")
+    export(folder.name)
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def export(name: str) -> None:
+    """Write a policy of the zoo as the file that `operant eval --render term` plays without torch, if its environment
+    needs no compiler either: not for a robot, nor for observations by pictures.
+    """
+    shipped = zoo.find(f"{zoo.PREFIX}{name}")
+    assert shipped is not None
+    loaded = load_policy.load(
+        f"{zoo.PREFIX}{name}", runs.scope(None), which=None, device="cpu", report=print, trusted=True
+    )
+    environment = loaded.config.environment.ready(loaded.config.params)
+    if not environment.pixels and not environment.picture:
+        policy.write(loaded.policy, loaded.config.params, zoo.exported(shipped), "safetensors")
 
 
 def entry(arguments: argparse.Namespace, recipe: str, place: Path) -> dict[str, Any]:

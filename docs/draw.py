@@ -14,7 +14,7 @@ from operant import envs
 from operant.envs import Env
 from operant.worlds import DeviceWorld
 from operant.worlds.bounds import rollout_actions
-from operant.worlds.painter import Painter
+from operant.worlds.painting import Painter
 
 PICTURES = Path(__file__).resolve().parent / "pages" / "environments" / "pictures"
 SIDE, STEPS = 240, 12

@@ -112,7 +112,7 @@ RANKS: dict[str, set[str]] = {
     "algos.*": ROOT | LEARNING | {"algos", "runs.metrics"},
     "config": ROOT | {"host", "runs", "compute", "envs", "nn", "algos"},
     "training": ROOT | TRAINING,
-    "play": ROOT | TRAINING,
+    "play": ROOT | TRAINING | {"export.program"},  # plays an exported policy
     "tools": ROOT | TRAINING,
     "export": ROOT | TRAINING,
     "sweep": ROOT | TRAINING,

@@ -23,7 +23,7 @@ from operant.errors import NotFoundError, UsageError
 from operant.text import safe
 
 if TYPE_CHECKING:
-    from operant.play import load_policy, screen, video, viewer
+    from operant.play import load_policy, screen, video, view, viewer
 
 app = typer.Typer(**TYPER)
 
@@ -235,7 +235,7 @@ def play(
     out(f"{safe(env.name)}  {_returns_text(game.score.returns)}  {game.score.steps:,} steps")
 
 
-def _on_screen(game: screen.Playable, stage: viewer.Stage, *, largest: int | None = None) -> None:
+def _on_screen(game: screen.Playable, stage: view.Stage, *, largest: int | None = None) -> None:
     """Show a game on the terminal until it ends, its picture at most `largest` pixels wide and high (None: what fits).
     Raises typer.Exit if a signal or an error ended it.
     """
@@ -302,24 +302,36 @@ def spectate(
     """Show episodes of a checkpoint's policy on the terminal, then print their returns. `what` is a run in `scope` or a
     path, `which` the checkpoint; `greedy`: most likely actions instead of sampled ones; `fps`: steps per second (None:
     real time). `trust` allows code that is not known to be this user's. Raises like `load_policy.load`.
+
+    A policy of the zoo that ships as an export too is played without torch and without a compiler, so that it shows at
+    once.
     """
     from operant.play import load_policy, screen, video, viewer
+    from operant.runs import zoo
 
     within("--episodes", episodes, 1, 1_000_000)
     within("--fps", fps, 0.1, 120)
     screen.require("--render term")
-    loaded = consented(
-        trust, lambda trusted: load_policy.load(what, scope, which=which, device=device, report=say, trusted=trusted)
-    )
-    seed = loaded.config.run.seed if seed is None else seed
-    from operant.play import film
+    shipped = zoo.find(what)
+    stage: view.Stage
+    player: viewer.Player
+    if greedy and which is None and device in ("auto", "cpu") and shipped and zoo.exported(shipped).is_file():
+        from operant.play import plain
 
-    with _preparing(loaded.config.environment.name):
-        stage, player = film.staged(loaded, lanes=1, seed=seed, greedy=greedy)
-    title = (
-        f"{loaded.id}  {loaded.config.environment.name}  checkpoint {loaded.step:,}  "
-        f"{'greedy' if greedy else 'sampled'}"
-    )
+        stage, player = plain.staged(shipped, seed=seed, number=load_policy.EVALUATION_NUMBER)
+        name, environment, step = shipped.id, stage.env.name, zoo.about(shipped.id)["step"]
+    else:
+        loaded = consented(
+            trust,
+            lambda trusted: load_policy.load(what, scope, which=which, device=device, report=say, trusted=trusted),
+        )
+        from operant.play import film
+
+        name, environment, step = loaded.id, loaded.config.environment.name, loaded.step
+        with _preparing(environment):
+            seed = loaded.config.run.seed if seed is None else seed
+            stage, player = film.staged(loaded, lanes=1, seed=seed, greedy=greedy)
+    title = f"{name}  {environment}  checkpoint {step:,}  {'greedy' if greedy else 'sampled'}"
     pace = video.pace(stage.step_s, fps, 1 if fps is not None else None, usual_fps=viewer.USUAL_FPS)
     game = viewer.Viewer(stage, player, title=title, episodes=episodes, pace=pace)
     _on_screen(game, stage)

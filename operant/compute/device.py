@@ -9,8 +9,8 @@ import functools
 import itertools
 import os
 import secrets
-from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from collections.abc import Callable, Mapping
+from types import CellType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 from numba import njit
@@ -54,6 +54,19 @@ def device_call(function: Callable[..., Any]) -> Any:
     called.get_call_template, called.get_overload = bare.get_call_template, bare.get_overload
     called._compiling_counter = bare._compiling_counter  # recursion check
     return called
+
+
+def as_python(function: Any, replaced: Mapping[str, Any] | None = None) -> Any:
+    """Rebuild a device function and its callees as plain Python functions of the same code, for calls that are too few
+    to be worth a compilation. `replaced`: globals and builtins by name that the copies use instead of their own.
+    """
+    if not hasattr(function, "py_func"):
+        return function
+    plain, replaced = function.py_func, replaced or {}
+    used = {name: value for name, value in (plain.__globals__ | replaced).items() if name in plain.__code__.co_names}
+    names = {name: as_python(value, replaced) for name, value in used.items()}
+    cells = tuple(CellType(as_python(cell.cell_contents, replaced)) for cell in plain.__closure__ or ())
+    return FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, cells)
 
 
 def device_params(params: Any) -> Any:

@@ -16,16 +16,17 @@ Device functions: numba widens `uint32` in almost every operation, so each resul
 from __future__ import annotations
 
 import math
-from types import FunctionType
-from typing import Any
 
 import numpy as np
 from numpy import float32, int32, uint32, uint64
 
-from operant.compute.device import device
+from operant.compute.device import as_python, device
 
 # Purposes of random numbers; append new ones.
 RESET, STEP, ACTION, SHUFFLE, STREAM, REPLAY = range(6)
+
+EVALUATIONS = 1
+"""Random stream of evaluations: see `stream_seed`."""
 
 _MULTIPLIER_0 = uint32(0xD2511F53)
 _MULTIPLIER_1 = uint32(0xCD9E8D57)
@@ -106,17 +107,5 @@ def stream_seed(seed: int, stream: int) -> int:
         return seed
     low, high = (uint32(word) for word in split(seed))
     with np.errstate(over="ignore"):  # uint32 overflow is intended
-        words = _as_python(philox)(uint32(stream), uint32(0), uint32(0), uint32(STREAM << 16), low, high)
+        words = as_python(philox)(uint32(stream), uint32(0), uint32(0), uint32(STREAM << 16), low, high)
     return (int(words[1]) << 32 | int(words[0])) & (2**63 - 1)
-
-
-def _as_python(function: Any) -> FunctionType:
-    """Rebuild a device function and its callees as pure Python, because compiling for a single number would cost half a
-    second.
-    """
-    plain = function.py_func
-    names = {name: value for name, value in plain.__globals__.items() if name in plain.__code__.co_names}
-    return FunctionType(
-        plain.__code__,
-        {name: _as_python(value) if hasattr(value, "py_func") else value for name, value in names.items()},
-    )

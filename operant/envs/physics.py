@@ -86,7 +86,8 @@ from operant.compute.device import device
 from operant.compute.rng import uniform, uniform4
 from operant.envs.base import Box, Env, with_pixels
 from operant.envs.figure import READS, View, figure
-from operant.errors import MachineError, NotFoundError, OperantError
+from operant.errors import BadFileError, MachineError, NotFoundError, OperantError
+from operant.text import safe
 
 if TYPE_CHECKING:
     from operant.physics import Model
@@ -395,7 +396,10 @@ def _model(source: MJCF, models: tuple[Path, ...]) -> Model:
 
     for folder in (*models, os.environ.get(MODELS_VARIABLE)):
         if folder and (path := Path(folder, source.name)).is_file():
-            return Model.load(path.read_bytes())
+            try:
+                return Model.load(path.read_bytes())
+            except BadFileError as error:
+                raise BadFileError(f"{safe(str(path), 400)}: {error}. Delete it: mujoco makes it again") from None
     if importlib.util.find_spec("mujoco") is None:
         raise MachineError(f"{Path(source.path).name} is compiled by mujoco: pip install 'operant[{source.extra}]'")
     path = source.file()

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from operant.errors import OperantError
+from operant.errors import BadFileError, OperantError
 
 _COUNTS = "nq nv nu na nbody njnt ngeom nsite ntendon nactuator nout nsensor nsensordata ntree nexclude npair"
 _OPTIONS = (
@@ -137,8 +137,11 @@ class Model:
 
     @classmethod
     def load(cls, data: bytes) -> Model:
-        """Model that `save` wrote."""
-        content = zlib.decompress(data)
+        """Model that `save` wrote. Raises BadFileError for other data."""
+        try:
+            content = zlib.decompress(data)
+        except zlib.error:
+            raise BadFileError("the compiled model of a robot is damaged, or another version wrote it") from None
         size = int.from_bytes(content[:4], "little")
         head, at, arrays = json.loads(content[4 : 4 + size]), 4 + size, {}
         for name, dtype, shape in head["arrays"]:

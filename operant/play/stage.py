@@ -8,16 +8,15 @@ exactly the random numbers that a world's reset would use: the episodes are thos
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from operant.compute.device import device
 from operant.envs import Env, step_seconds
 from operant.nn import Actor
+from operant.play.plain import without_reset
 from operant.training import evaluate
 from operant.training.rollout import Rollout
 from operant.worlds import DeviceWorld, Painter
@@ -25,19 +24,8 @@ from operant.worlds import DeviceWorld, Painter
 _TICKS = 1 << 32  # evaluation N starts at tick N * 2^32
 
 
-@functools.cache
-def _without_reset(env: Env) -> Env:
-    """Copy an environment and make its reset do nothing. Cached, so that it compiles once per process."""
-
-    @device
-    def nothing(s: Any, p: Any, key: Any) -> None:
-        pass
-
-    @device
-    def nothing_with_ints(s: Any, ints: Any, workspace: Any, p: Any, key: Any) -> None:
-        pass
-
-    return replace(env, reset=nothing if env.int_state is None and env.workspace == 0 else nothing_with_ints)
+_without_reset = functools.cache(without_reset)
+"""Copy of an environment whose reset does nothing. Cached, so that it compiles once per process."""
 
 
 class Stage:

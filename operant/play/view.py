@@ -8,21 +8,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from operant.play.halfblocks import Cell, Rows, Style, cells_of
 
 if TYPE_CHECKING:
-    from operant.play.stage import Stage
+    from operant.envs import Env
 
 _MOST_SIDE = 240  # pixels; more would only cost bandwidth
 _BLANK: Cell = (" ", None, None)
 
 Mark = tuple[float, float, float]
 """Square on a picture: x, y and half the side, relative to the picture's size."""
+
+
+class Stage(Protocol):
+    """Stage as a view and a viewer see it: compiled (operant/play/stage.py) or in plain Python (plain.py). Its first
+    lane is shown.
+    """
+
+    env: Env
+    step_s: float | None  # duration of a step, s
+    returns: NDArray[np.float64]  # (N), of the current episodes, and of ended ones until the next step
+    ages: NDArray[np.int64]  # (N), steps
+    ended: NDArray[np.bool_]  # (N)
+
+    @property
+    def observation(self) -> Any:
+        """Current observations, (O, N)."""
+
+    @property
+    def action(self) -> NDArray[Any]:
+        """Last actions, (A, N)."""
+
+    def canvas(self, side: int) -> Any:
+        """Allocate a buffer for `picture`, side x side pixels for each lane."""
+
+    def picture(self, canvas: Any) -> NDArray[np.uint8]:
+        """Draw the lanes on `canvas` and return it as (N, H, W, 3) bytes, valid until the next call."""
 
 
 class ScreenText(NamedTuple):
@@ -67,7 +93,7 @@ class View:
 
     def __init__(self, stage: Stage, *, largest: int | None = None) -> None:
         self._stage, self._largest = stage, largest or _MOST_SIDE
-        self._canvas: torch.Tensor | None = None  # (N, side, side, 3) bytes
+        self._canvas: Any = None  # (N, side, side, 3) bytes
 
     def rows(self, width: int, height: int, style: Style, mark: Mark | None = None) -> Rows:
         """Draw the lane as `height` rows of `width` terminal cells. `mark` is a square in the picture to highlight."""
@@ -86,7 +112,7 @@ class View:
         side = max(2, min(width, 2 * height, self._largest)) // 2 * 2
         if self._canvas is None or self._canvas.shape[1] != side:
             self._canvas = self._stage.canvas(side)
-        pixels = self._stage.picture(self._canvas)[0]
+        pixels: NDArray[np.uint8] = self._stage.picture(self._canvas)[0]
         if mark is not None:
             pixels = _with_mark(pixels, *mark)
         return cells_of(pixels.tobytes(), side, side, style), side
@@ -101,7 +127,7 @@ class View:
         return [[(character, None, None) for character in line[:width]] for line in lines]
 
 
-def _with_mark(pixels: np.ndarray, x: float, y: float, half_side: float) -> np.ndarray:
+def _with_mark(pixels: NDArray[np.uint8], x: float, y: float, half_side: float) -> NDArray[np.uint8]:
     """Copy a picture and draw the corners of a magenta square around the point (x, y). Coordinates are fractions of the
     picture's side.
     """

@@ -5,17 +5,25 @@ Plays at the environment's speed, limited to a watchable frame rate.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from operant import text
 from operant.play.keys import KeyBindings
-from operant.play.stage import Player, Stage
-from operant.play.video import Pace
-from operant.play.view import ScreenText
+from operant.play.view import ScreenText, Stage
+
+if TYPE_CHECKING:
+    from operant.play.video import Pace
 
 USUAL_FPS = 12.0
 """Steps per second for an environment that declares no step duration."""
 _HOLD_S = 0.8  # duration of an episode's last frame
+
+
+class Player(Protocol):
+    """Policy that plays a stage."""
+
+    def step(self) -> None:
+        """Let the policy choose and take one action in every lane."""
 
 
 class Playback(NamedTuple):

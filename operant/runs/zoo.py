@@ -37,6 +37,13 @@ def find(what: str) -> Run | None:
     raise NotFoundError(f"the zoo has no policy {safe(name, 80)!r}{suggestion} It has {', '.join(known) or 'none'}")
 
 
+def exported(shipped: Run) -> Path:
+    """Path of a policy's export, which NumPy runs (`operant export policy --to safetensors`). Policies that need torch
+    or a compiler have none.
+    """
+    return shipped.path / "policy.safetensors"
+
+
 def about(name: str) -> dict[str, Any]:
     """Return how a policy was trained and what it returns: env, algo, recipe, command, seed, step, return, ci95,
     episodes, version and commit.

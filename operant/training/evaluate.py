@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import torch
 
 from operant import worlds
+from operant.compute import rng
 from operant.compute.graphs import Graphed
 from operant.envs import Env
 from operant.nn import Actor
 from operant.training.rollout import Rollout
 
-STREAM = 1
-"""Random stream of evaluations: see `rng.stream_seed`."""
+STREAM = rng.EVALUATIONS
 
 _CHUNK = 32  # steps between checks for lanes still playing
 # most steps of an episode: with and without a time limit

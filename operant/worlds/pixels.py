@@ -7,13 +7,15 @@ at run time, so one compilation serves all.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from numpy import float32, uint8
 
 from operant.compute.device import device, device_params
 from operant.envs import Env
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Scene(NamedTuple):
@@ -26,7 +28,7 @@ class Scene(NamedTuple):
 
 def scene(env: Env, state: torch.Tensor, int_state: torch.Tensor | None) -> Scene:
     """Scene of lanes with the given state, with a buffer for `env.arrange` if the environment declares one."""
-    picture = torch.zeros(env.picture, state.shape[1], device=state.device) if env.picture else None
+    picture = state.new_zeros(env.picture, state.shape[1]) if env.picture else None
     return Scene(state, int_state, picture)
 
 

@@ -19,7 +19,7 @@ from operant.compute.device import device_params
 from operant.envs import g2048 as rules
 from operant.worlds.base import EPISODES, TALLIES
 from operant.worlds.device_world import DeviceWorld
-from operant.worlds.painter import Painter
+from operant.worlds.painting import Painter
 
 SEED = 7
 UP, RIGHT, DOWN, LEFT = range(4)

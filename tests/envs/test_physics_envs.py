@@ -15,7 +15,7 @@ from operant import envs
 from operant.envs.declaration import declaration_problems
 from operant.envs.language import language_problems, prints
 from operant.envs.physics import PhysicsEnv
-from operant.errors import MachineError, OperantError
+from operant.errors import BadFileError, MachineError, OperantError
 from operant.worlds import Painter
 from operant.worlds.device_world import DeviceWorld
 
@@ -202,6 +202,13 @@ def test_a_compiled_model_replaces_mujoco(tmp_path, monkeypatch):
     assert again == ready and again.model.digest == ready.model.digest
     monkeypatch.setenv("OPERANT_MODELS", str(tmp_path))
     assert env.ready() == ready
+
+
+def test_a_compiled_model_that_is_damaged_is_named_with_what_to_do(tmp_path):
+    (tmp_path / "half_cheetah.model").write_bytes(b"other")
+    env = envs.find("half_cheetah")
+    with pytest.raises(BadFileError, match=r"half_cheetah\.model: .* damaged.* Delete it"):
+        env.configured(env.Params(), (tmp_path,)).ready()
 
 
 def test_an_environment_without_a_model_is_listed_but_not_built(monkeypatch):

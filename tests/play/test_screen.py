@@ -273,6 +273,17 @@ def test_eval_shows_a_run_in_the_terminal(here, tmp_path):
     assert f"2 episodes  return {played['mean']:g}, " in watched, "the very episodes of eval"
 
 
+def test_eval_shows_a_policy_of_the_zoo_in_the_episode_that_it_evaluates(here, tmp_path):
+    name = "zoo:mountaincar_continuous"
+    words = ("eval", name, "--render", "term", "--episodes", "1", "--fps", "120")
+    with operant(tmp_path, *words, columns=70, rows=24) as terminal:
+        see(terminal, "episode 1 of 1")
+        assert terminal.wait(DEADLINE_S) == 0 and b"Traceback" not in terminal.output
+        watched = terminal.text().decode().rstrip().splitlines()[-1]
+    played = json.loads(here("eval", name, "--episodes", "1", "--greedy", "--json").out)
+    assert float(watched.split("return ")[1].split()[0]) == pytest.approx(played["mean"], abs=0.1)
+
+
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [

@@ -23,7 +23,7 @@ from operant.runs.metrics import Metric, Reader, Writer
 from operant.training import live_agent
 from operant.training.live_agent import FRAME_BYTES, Watcher
 from operant.worlds.device_world import DeviceWorld
-from operant.worlds.painter import Painter
+from operant.worlds.painting import Painter
 
 CPU = torch.device("cpu")
 CARTPOLE = find("cartpole")

@@ -21,7 +21,7 @@ from operant.gym import SB3VecEnv, make_vec
 from operant.worlds import gym
 from operant.worlds import sb3 as sb3_adapter
 from operant.worlds.device_world import DeviceWorld
-from operant.worlds.painter import Painter
+from operant.worlds.painting import Painter
 
 SHORT = dataclasses.replace(cartpole.ENV, time_limit=12)  # ends both ways under random pushes
 

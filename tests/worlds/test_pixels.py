@@ -18,7 +18,7 @@ from operant.compute.kernel import SERIAL_BELOW, Kernel, bind
 from operant.envs import Box, Discrete, Env, IntState, device, find, names
 from operant.worlds.bounds import rollout_actions
 from operant.worlds.device_world import DeviceWorld
-from operant.worlds.painter import Painter
+from operant.worlds.painting import Painter
 from operant.worlds.pixels import Canvas, arrange_body, scene
 
 
