@@ -87,7 +87,7 @@ def row(recipe: str, seed: int, overrides: list[str], episodes: int, root: Path)
         "evaluations": len(said),
         "fresh": round(fresh.mean, 3),
         "fresh_ci95": round(ci95, 4),
-        "fresh_deviation": fresh.deviation,
+        "fresh_std": fresh.std,
         "holds": config.run.target is not None and fresh.mean >= config.run.target,
         "tally": {name: round(value, 4) for name, value in fresh.tally.items()},
         "last": [round(line["mean"], 2) for line in said[-6:]],

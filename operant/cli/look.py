@@ -110,7 +110,7 @@ def evaluate(
         if result is not None:
             cut = f"  {result.unfinished} cut off" if result.unfinished else ""
             spread = (
-                f"± {result.ci95:.2f}  (95 %, n = {result.episodes})  std {result.deviation:.2f}"
+                f"± {result.ci95:.2f}  (95 %, n = {result.episodes})  std {result.std:.2f}"
                 if result.ci95 is not None
                 else ""
             )

@@ -35,7 +35,7 @@ class Evaluation(NamedTuple):
     mean: float
     # half-width of the 95 % confidence interval of the mean (normal approximation); None for one episode
     ci95: float | None
-    deviation: float | None  # standard deviation of an episode's return; None for one episode
+    std: float | None  # standard deviation of an episode's return; None for one episode
     minimum: float
     maximum: float
     length: float  # mean steps per episode
@@ -44,11 +44,11 @@ class Evaluation(NamedTuple):
     tally: dict[str, float]  # means of the environment's tallies by name
 
 
-def ci95(deviation: float, episodes: int) -> float:
+def ci95(std: float, episodes: int) -> float:
     """Half-width of the 95 % confidence interval of a mean return (normal approximation), from the standard deviation
     of an episode's return and the number of episodes.
     """
-    return 1.96 * deviation / math.sqrt(episodes)
+    return 1.96 * std / math.sqrt(episodes)
 
 
 class EvaluationInterruptedError(Exception):
@@ -106,11 +106,11 @@ class Evaluator:
             if not bool(self._playing.any()):  # sync: an evaluation ends when its last episode does
                 break
         totals = self._total.cpu()  # sync: the result
-        deviation = float(totals.std()) if len(totals) > 1 else None
+        std = float(totals.std()) if len(totals) > 1 else None
         return Evaluation(
             mean=float(totals.mean()),
-            ci95=None if deviation is None else ci95(deviation, len(totals)),
-            deviation=deviation,
+            ci95=None if std is None else ci95(std, len(totals)),
+            std=std,
             minimum=float(totals.min()),
             maximum=float(totals.max()),
             length=float(self._length.double().mean()),  # sync: the result

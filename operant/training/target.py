@@ -112,18 +112,17 @@ def pooled(parts: Sequence[Evaluation]) -> Evaluation:
     """Combine several evaluations with equal numbers of episodes into one over all their episodes."""
     count, episodes = len(parts), sum(part.episodes for part in parts)
     mean = sum(part.mean for part in parts) / count
-    deviation = None
-    if all(part.deviation is not None for part in parts):
+    std = None
+    if all(part.std is not None for part in parts):
         # Sum of squares within parts plus that of the parts' means around the total mean.
         squares = sum(
-            (part.episodes - 1) * (part.deviation or 0.0) ** 2 + part.episodes * (part.mean - mean) ** 2
-            for part in parts
+            (part.episodes - 1) * (part.std or 0.0) ** 2 + part.episodes * (part.mean - mean) ** 2 for part in parts
         )
-        deviation = math.sqrt(squares / (episodes - 1))
+        std = math.sqrt(squares / (episodes - 1))
     return Evaluation(
         mean=mean,
-        ci95=None if deviation is None else evaluate.ci95(deviation, episodes),
-        deviation=deviation,
+        ci95=None if std is None else evaluate.ci95(std, episodes),
+        std=std,
         minimum=min(part.minimum for part in parts),
         maximum=max(part.maximum for part in parts),
         length=sum(part.length for part in parts) / count,

@@ -1,5 +1,6 @@
 """An algorithm with its metrics, and a network, are one file each: a scratch A2C trains, resumes, evaluates, renders,
-profiles and shows in the monitor with no other edit, as a file that `algo.name` names and as one in `operant/algos/`.
+exports, profiles and shows in the monitor with no other edit, as a file that `algo.name` names and as one in
+`operant/algos/`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from processes import go_to, operant_process, tensors, trained_here
 from toys import MY_NET
 
+import operant
 from monitor.data.feed import LiveFeed
 from operant import algos, runs
 from operant.config import request
+from operant.export import program
+from operant.export.policy import ENDINGS
 from operant.training import worker
 
 A2C = Path(__file__).with_name("a2c.py")
@@ -102,6 +107,22 @@ def test_it_evaluates_and_renders(trained, there):
     assert played.code == 0 and json.loads(played.out)["greedy"]["mean"] > 20.0
     filmed = there("render", "scratch", "--out", "film.png", "--episodes", 1)
     assert filmed.code == 0 and (trained.place / "film.png").read_bytes().startswith(b"\x89PNG"), filmed.err
+
+
+@pytest.mark.parametrize("target", ["numpy", "onnx"])
+def test_it_exports_a_policy_that_acts_as_its_own(trained, there, target):
+    path = trained.place / f"a2c{ENDINGS[target]}"
+    done = there("export", "policy", "scratch", "--to", target, "--out", path, "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["checked"] == 1000 and json.loads(done.out)["difference"] < 1e-5
+    observations = np.random.default_rng(1).normal(size=(200, 4)).astype(np.float32)
+    own = operant.load(trained.path, device="cpu", trust=True)(observations)
+    if target == "numpy":
+        actions = program.load(path)(observations)
+    else:
+        session = pytest.importorskip("onnxruntime").InferenceSession(str(path))
+        (actions,) = session.run(None, {"observation": observations})
+    assert (np.ravel(actions) == np.ravel(own)).all() and set(np.ravel(actions)) == {0, 1}
 
 
 def test_it_profiles(trained, there):

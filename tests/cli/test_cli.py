@@ -188,7 +188,7 @@ def test_eval_plays_the_best_checkpoint_greedily_and_sampled(trained, here):
         assert found["episodes"] == 16 and found["unfinished"] == 0
         assert 1 <= found["minimum"] <= found["mean"] <= found["maximum"] <= 500
         assert found["mean"] == found["length"]  # a reward of 1 a step
-        assert found["ci95"] == pytest.approx(1.96 * found["deviation"] / 4)
+        assert found["ci95"] == pytest.approx(1.96 * found["std"] / 4)
     assert document["greedy"] != document["sampled"]
     again = json.loads(here("eval", document["checkpoint"], "--episodes", "16", "--json").out)
     assert again == document
@@ -200,7 +200,7 @@ def test_eval_of_one_episode_states_no_interval(trained, here):
     done = here("eval", str(trained.path), "--episodes", "1", "--greedy")
     assert done.code == 0 and "±" not in done.out and "one episode has no interval" in done.out
     document = json.loads(here("eval", str(trained.path), "--episodes", "1", "--greedy", "--json").out)
-    assert document["ci95"] is None and document["greedy"]["deviation"] is None
+    assert document["ci95"] is None and document["greedy"]["std"] is None
 
 
 def test_eval_takes_the_checkpoint_that_is_named(trained, here):

@@ -38,7 +38,7 @@ def test_each_lane_plays_one_episode():
     assert found == evaluate.Evaluation(
         mean=4.0,
         ci95=pytest.approx(1.96 * deviation / 2),
-        deviation=pytest.approx(deviation),
+        std=pytest.approx(deviation),
         minimum=1.0,
         maximum=6.0,
         length=(3 + 1 + 2 + 3) / 4,
@@ -50,7 +50,7 @@ def test_each_lane_plays_one_episode():
 
 def test_a_single_episode_has_no_standard_deviation():
     found = evaluator(COUNT, 1).run(0)
-    assert (found.mean, found.deviation, found.ci95, found.episodes) == (6.0, None, None, 1)
+    assert (found.mean, found.std, found.ci95, found.episodes) == (6.0, None, None, 1)
 
 
 def test_episodes_that_never_end_are_cut_off_and_counted():

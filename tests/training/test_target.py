@@ -94,7 +94,5 @@ def test_pooled_parts_are_the_evaluation_of_all_their_episodes():
         6,
         2,
     )
-    assert together.deviation == pytest.approx(whole.deviation) and together.ci95 == pytest.approx(
-        1.96 * whole.deviation / 6**0.5
-    )
+    assert together.std == pytest.approx(whole.std) and together.ci95 == pytest.approx(1.96 * whole.std / 6**0.5)
     assert together.tally == {"t": 2.0}
