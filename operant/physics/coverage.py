@@ -52,10 +52,10 @@ def _uncovered(m: Any, labels: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     if m.actuator_damping.any() or m.actuator_armature.any() or m.tendon_armature.any():
         yield "damping and armature of actuators and tendons"
     for k in range(m.ntendon):
-        if (m.wrap_type[m.tendon_adr[k] : m.tendon_adr[k] + m.tendon_num[k]] != c.WRAP_JOINT).any():
-            yield f"the spatial {name('tendon', k)}"
-        if m.tendon_limited[k] or m.tendon_frictionloss[k]:
-            yield f"the limits and the frictionloss of {name('tendon', k)}"
+        if (m.wrap_type[m.tendon_adr[k] : m.tendon_adr[k] + m.tendon_num[k]] > c.WRAP_SITE).any():
+            yield f"the wrapping of {name('tendon', k)} around a geom"
+        if m.tendon_frictionloss[k]:
+            yield f"the frictionloss of {name('tendon', k)}"
     for k in range(m.ngeom):
         if m.geom_fluid[k].any():
             yield f"the ellipsoid fluid model of {name('geom', k)}"

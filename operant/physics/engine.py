@@ -30,7 +30,7 @@ from operant.physics.layout import READS, SCALES, Layout, plan
 from operant.physics.local import local_array
 from operant.physics.model import Model
 from operant.physics.newton import Programs, newton
-from operant.physics.pairs import Pair, find_pairs, stay_apart
+from operant.physics.pairs import Pair, find_pairs, find_tethers, stay_apart
 from operant.physics.pgs import pgs
 from operant.physics.rows import NUMBERS, PLACES, Contacts, limit_rows
 from operant.physics.sparse import Pattern, factor, find_pattern, solve, times
@@ -139,7 +139,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
     unknown = [name for name in reads if name not in READS and not name.startswith("sensor ")]
     if unknown:
         raise OperantError(f"the engine does not keep {', '.join(unknown)}; it keeps {', '.join(READS)}")
-    pairs = find_pairs(m)
+    pairs, tethers = find_pairs(m), find_tethers(m)
     functions, most = {}, []
     for pair in list(pairs):
         names = tuple(c.GEOM_NAMES[kind] for kind in pair.types(m))
@@ -154,10 +154,12 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
             )
         functions[pair.types(m)] = FUNCTIONS[names]
         most.append(MOST[names])
-    hessian = find_pattern(m, [[dof for dof, _ in pair.dofs] for pair in pairs])
+    hessian = find_pattern(
+        m, [[dof for dof, _ in pair.dofs] for pair in pairs] + [list(entry.dofs) for entry in tethers]
+    )
     sensed = {name: sensors.named(m, name) for name in reads if name.startswith("sensor")}
     touches = sorted({k for numbers in sensed.values() for k in numbers if sensors.is_touch(m, k)})
-    lay = plan(m, pairs, most, hessian, reads, touches, scales=scales)
+    lay = plan(m, pairs, most, hessian, reads, touches, tethers=tethers, scales=scales)
 
     def make(name: str, record: Callable[[Tape], None], arrays: int = 1) -> Any:
         return program(
@@ -165,7 +167,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
         )
 
     scratch = _Scratch(m, lay, hessian, pairs, reads, touches)
-    contacts = Contacts(m, pairs, lay, functions, real)
+    contacts = Contacts(m, pairs, tethers, lay, functions, real)
     limits = limit_rows(m, lay, real)
     solve_mass = _as_call(make("solve mass", scratch.solve_mass))
     if m.opt_solver == c.PGS:
@@ -321,6 +323,11 @@ class _Scratch:
         smooth.velocities(m, state, v)
         smooth.bias_forces(m, state, v, self.scaling(tape, "gravity"))
         smooth.tendons(m, state, q, v)
+        tethers = find_tethers(m)
+        for k, entry in enumerate(tethers):
+            numbers = [state.ten_length[entry.tendon], *(state.ten_moment[entry.tendon][dof] for dof in entry.dofs)]
+            for i, x in enumerate(numbers):
+                tape.store(0, self.lay.at["tether"] + (1 + self.lay.chain) * k + i, x)
         smooth.passive_forces(m, state, q, v, self.scaling(tape, "damping"))
         smooth.actuation(m, state, q, v, ctrl, act, self.scaling(tape, "gear"))
         force = smooth.add(smooth.subtract(state.qfrc_passive, state.qfrc_bias), state.qfrc_actuator)
@@ -590,7 +597,7 @@ def _wrenches(m: Model, lay: Layout, contacts: Contacts, normal_force: Any, real
     elliptic = bool(m.opt_cone == c.ELLIPTIC)
     cone_force = cones(m, lay, contacts, None, real).force
     places, numbers, dual = contacts.places, contacts.numbers, m.opt_solver == c.PGS
-    body, root = table(m.geom_bodyid.astype(int32)), table(m.body_rootid.astype(int32))
+    body, root, pairs = table(m.geom_bodyid.astype(int32)), table(m.body_rootid.astype(int32)), contacts.pairs
 
     @device_call
     def add(w, k):
@@ -630,6 +637,7 @@ def _wrenches(m: Model, lay: Layout, contacts: Contacts, normal_force: Any, real
         for k in range(6 * nbody):
             w[OUT + k] = zero
         for k in range(nc):
-            add(w, k)
+            if int(w[PAIR + k]) < pairs:  # not a tendon
+                add(w, k)
 
     return wrenches

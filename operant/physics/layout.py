@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from operant.physics import constants as c
 from operant.physics.model import Model
-from operant.physics.pairs import Pair
+from operant.physics.pairs import Pair, Tether
 from operant.physics.smooth import turning_dofs
 from operant.physics.sparse import Pattern
 
@@ -80,10 +80,11 @@ def plan(
     hessian: Pattern,
     reads: Sequence[str],
     touches: Sequence[int] = (),
+    tethers: Sequence[Tether] = (),
     scales: Sequence[str] = (),
 ) -> Layout:
     """Layout for a model, its pairs (`most` contacts of each), the pattern of its Hessian, what is read after a step,
-    the touch sensors among it, and the parameters that a lane scales.
+    the touch sensors among it, tendons of limited length, and the parameters that a lane scales.
     """
     state = Block()
     parts = [("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1), ("resets", 1)]
@@ -91,9 +92,10 @@ def plan(
     for name, count in parts:
         state.take(name, count)
 
-    room = _room(m, pairs, most)
-    rows = max((pair.condim for pair in pairs), default=0)
-    chain = max((len(pair.dofs) for pair in pairs), default=0)
+    # A limited tendon's sides take the place of contacts without friction.
+    room = _room(m, pairs, most) + 2 * len(tethers)
+    rows = max((pair.condim for pair in pairs), default=1 if tethers else 0)
+    chain = max((len(entry.dofs) for entry in (*pairs, *tethers)), default=0)
     limits = _most_limits(m)
     losses = int((m.dof_frictionloss > 0).sum())
 
@@ -137,6 +139,7 @@ def plan(
     before.take("cdof", 6 * m.nv if pairs else 0)
     if not forces_read:
         before.take("com", 3 * m.nbody if pairs else 0)
+    before.take("tether", len(tethers) * (1 + chain))
     before.take("found", 10 * max(most, default=0))
     dual = m.opt_solver == c.PGS
     duals = min(losses + limits + room * max(1, 2 * (rows - 1)), DUALS) if dual else 0

@@ -14,7 +14,7 @@ import numpy as np
 from operant.errors import OperantError
 from operant.physics import constants as c
 from operant.physics.model import Model
-from operant.physics.smooth import matrix_of
+from operant.physics.smooth import matrix_of, tendon_dofs
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,27 @@ class Pair:
     def types(self, m: Model) -> tuple[int, int]:
         """Types of the two geoms, as MuJoCo numbers them."""
         return int(m.geom_type[self.geoms[0]]), int(m.geom_type[self.geoms[1]])
+
+
+@dataclass(frozen=True)
+class Tether:
+    """Tendon of limited length."""
+
+    tendon: int
+    dofs: tuple[int, ...]
+    solref: tuple[float, ...]  # 2
+    solimp: tuple[float, ...]  # 5
+
+
+def find_tethers(m: Model) -> list[Tether]:
+    """All tendons of limited length, in order."""
+    if m.opt_disableflags & (c.NO_LIMIT | c.NO_CONSTRAINT):
+        return []
+    return [
+        Tether(k, tuple(tendon_dofs(m, k)), safe_solref(m, m.tendon_solref_lim[k]), safe_solimp(m.tendon_solimp_lim[k]))
+        for k in range(m.ntendon)
+        if m.tendon_limited[k] and tendon_dofs(m, k)
+    ]
 
 
 def find_pairs(m: Model) -> list[Pair]:

@@ -1,4 +1,4 @@
-"""Constraint rows of a lane: active joint limits and contacts, as device functions for one model.
+"""Constraint rows of a lane: active limits of joints and tendons, and contacts, as device functions for one model.
 
 Source: MuJoCo's documentation, "Computation: constraint model", and `engine_core_constraint.c`. A row has a Jacobian J,
 an inverse regularisation D = 1 / R, and a reference acceleration a*. What is stored of it is D, J and the residual
@@ -20,7 +20,7 @@ from operant.compute.device import device, device_call
 from operant.physics import constants as c
 from operant.physics.layout import Layout
 from operant.physics.model import Model
-from operant.physics.pairs import Pair, safe_solimp, safe_solref, stiffness_damping
+from operant.physics.pairs import Pair, Tether, safe_solimp, safe_solref, stiffness_damping
 from operant.physics.tables import table
 
 PLACES, NUMBERS = 7, 18  # columns of the tables of pairs
@@ -139,9 +139,17 @@ def _branch(kind: int, function: Any, rest: Any) -> Any:
 class Contacts:
     """Tables of a model's pairs, and the device function that finds contacts and writes their rows."""
 
-    def __init__(self, m: Model, pairs: Sequence[Pair], lay: Layout, functions: dict[Any, Any], real: Any) -> None:
+    def __init__(
+        self,
+        m: Model,
+        pairs: Sequence[Pair],
+        tethers: Sequence[Tether],
+        lay: Layout,
+        functions: dict[Any, Any],
+        real: Any,
+    ) -> None:
         self.room, self.rows, self.chain = lay.room, lay.rows, lay.chain
-        count = max(len(pairs), 1)
+        self.pairs, count = len(pairs), max(len(pairs) + len(tethers), 1)
         kinds = sorted({pair.types(m) for pair in pairs})
         # Columns: pose of each geom, geom, kind, dimensions, dofs
         places = np.zeros((count, PLACES), int32)
@@ -164,18 +172,69 @@ class Contacts:
                 pair.margin, pair.margin + pair.gap, *pair.friction, *stiffness_damping(pair.solref, pair.solimp),
                 *impedance_numbers(pair.solimp), weight, factor,
             )  # fmt: skip
+        # A limited tendon is entered as a pair without friction. Its range stands in place of friction.
+        for k, entry in enumerate(tethers, len(pairs)):
+            places[k, 5], places[k, 6] = 1, len(entry.dofs)
+            dofs[k, : len(entry.dofs)] = entry.dofs
+            numbers[k] = (
+                m.tendon_margin[entry.tendon], 0.0, *m.tendon_range[entry.tendon], 0.0, 0.0, 0.0,
+                *stiffness_damping(entry.solref, entry.solimp), *impedance_numbers(entry.solimp),
+                m.tendon_invweight0[entry.tendon], 1.0,
+            )  # fmt: skip
         # Tables by entry: PLACES k + column, NUMBERS k + column, chain k + dof
         self.places, self.dofs, self.signs, self.numbers = table(places), table(dofs), table(signs), table(numbers)
-        self.find = self._finder(m, pairs, lay, [(k, functions[pair]) for k, pair in enumerate(kinds)], real)
+        pull = self._puller(tethers, lay, real)
+        self.find = self._finder(m, pairs, lay, [(k, functions[pair]) for k, pair in enumerate(kinds)], pull, real)
 
-    def _finder(self, m: Model, pairs: Sequence[Pair], lay: Layout, kinds: Sequence[Any], real: Any) -> Any:
-        if not pairs:
+    def _puller(self, tethers: Sequence[Tether], lay: Layout, real: Any) -> Any:
+        """Make the device function (w) that writes the rows of tendons at a limit and returns their number."""
+        if not tethers:
 
             @device
             def none(w):
                 return 0
 
             return none
+        places, dofs, numbers = self.places, self.dofs, self.numbers
+        curve = impedance(real, [entry.solimp[4] for entry in tethers], numbers)
+        count, first, rows, chain = len(tethers), self.pairs, lay.rows, lay.chain
+        zero, one, least = real(0.0), real(1.0), real(c.MINVAL)
+        TETHER, QVEL, WARM, SMOOTH = (lay.at[name] for name in ("tether", "qvel", "warm", "qacc_smooth"))
+        PAIR, D, R, V, J = (lay.at[f"contact {name}"] for name in ("pair", "D", "r", "v", "J"))
+
+        @device_call
+        def pull(w):
+            n = 0
+            for k in range(count):
+                at, row = TETHER + (1 + chain) * k, first + k
+                for side in range(2):
+                    low, high = numbers(NUMBERS * row + 2), numbers(NUMBERS * row + 3)
+                    distance = w[at] - low if side == 0 else high - w[at]
+                    if distance < numbers(NUMBERS * row):
+                        # J = dl / dq at the lower limit, -dl / dq at the upper;  a* = -B v - K d r
+                        sign = one if side == 0 else -one
+                        r = distance - numbers(NUMBERS * row)
+                        d = curve(r, NUMBERS * row + 9)
+                        w[PAIR + n] = real(row)
+                        w[D + n] = one / max(least, (one - d) / d * numbers(NUMBERS * row + 16))
+                        speed, warm, smooth = zero, zero, zero
+                        for i in range(places(PLACES * row + 6)):
+                            j, dof = sign * w[at + 1 + i], dofs(chain * row + i)
+                            w[J + n * rows * chain + i] = j
+                            speed += j * w[QVEL + dof]
+                            warm += j * w[WARM + dof]
+                            smooth += j * w[SMOOTH + dof]
+                        stiffness, damping = numbers(NUMBERS * row + 7), numbers(NUMBERS * row + 8)
+                        reference = -damping * speed - stiffness * d * r
+                        w[R + n * rows], w[V + n * rows] = warm - reference, smooth - reference
+                        n += 1
+            return n
+
+        return pull
+
+    def _finder(self, m: Model, pairs: Sequence[Pair], lay: Layout, kinds: Sequence[Any], pull: Any, real: Any) -> Any:
+        if not pairs:
+            return pull
         places, dofs, signs, numbers = self.places, self.dofs, self.signs, self.numbers
         sizes, bounds = m.geom_size.ravel().astype(real), table(m.geom_rbound.astype(real))
         collide = dispatch(kinds)
@@ -270,7 +329,7 @@ class Contacts:
 
         @device_call
         def find(w):
-            n = 0
+            n = pull(w)
             for k in range(count):
                 if near(w, k):
                     at, reach = PLACES * k, numbers(NUMBERS * k + 1)

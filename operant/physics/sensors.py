@@ -107,13 +107,21 @@ def touch(m: Model, lay: Layout, contacts: Contacts, normal: Callable[..., Any],
     body, kind = int(m.site_bodyid[site]), int(m.site_type[site])
     r0, r1, r2 = (real(1.0 / m.site_size[site][0 if kind == c.SPHERE else axis]) for axis in range(3))
     POSE, PLACE, PAIR = lay.at[f"touch {k}"], lay.at["contact place"], lay.at["contact pair"]
-    places, zero, one, of = contacts.places, real(0.0), real(1.0), table(m.geom_bodyid.astype(int32))
+    pairs, places, zero, one, of = (
+        contacts.pairs,
+        contacts.places,
+        real(0.0),
+        real(1.0),
+        table(m.geom_bodyid.astype(int32)),
+    )
 
     @device_call
     def sum_up(w, nc):
         total = zero
         for i in range(nc):
             pair, at = int(w[PAIR + i]), PLACE + 12 * i
+            if pair >= pairs:  # a tendon
+                continue
             first, second = of(places(PLACES * pair + 2)), of(places(PLACES * pair + 3))
             if first != body and second != body:
                 continue

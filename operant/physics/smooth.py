@@ -184,6 +184,7 @@ class State:
     actuator_length: Vector = field(default_factory=list)
     act_dot: Vector = field(default_factory=list)
     ten_length: Vector = field(default_factory=list)
+    ten_moment: list[dict[int, Number]] = field(default_factory=list)  # by dof
     ten_velocity: Vector = field(default_factory=list)
 
 
@@ -399,12 +400,68 @@ def tendon_coefficients(m: Model, tendon: int) -> dict[int, float]:
     return {int(m.wrap_objid[k]): float(m.wrap_prm[k]) for k in range(first, first + int(m.tendon_num[tendon]))}
 
 
+def tendon_segments(m: Model, tendon: int) -> list[tuple[int, int, float]]:
+    """Straight stretches of a spatial tendon: sites at both ends, and the divisor of its pulley."""
+    found, divisor, first = [], 1.0, int(m.tendon_adr[tendon])
+    for k in range(first, first + int(m.tendon_num[tendon]) - 1):
+        if m.wrap_type[k] == c.WRAP_PULLEY:
+            divisor = float(m.wrap_prm[k])
+        elif m.wrap_type[k + 1] != c.WRAP_PULLEY:
+            found.append((int(m.wrap_objid[k]), int(m.wrap_objid[k + 1]), divisor))
+    return found
+
+
+def is_fixed(m: Model, tendon: int) -> bool:
+    """Whether a tendon is linear in the joints."""
+    return bool(m.wrap_type[m.tendon_adr[tendon]] == c.WRAP_JOINT)
+
+
+def tendon_dofs(m: Model, tendon: int) -> list[int]:
+    """Numbers of the dofs that move a tendon, in order."""
+    if is_fixed(m, tendon):
+        return sorted(int(m.jnt_dofadr[j]) for j in tendon_coefficients(m, tendon))
+    found: set[int] = set()
+    for first, second, _ in tendon_segments(m, tendon):
+        bodies = int(m.site_bodyid[first]), int(m.site_bodyid[second])
+        for last in (_last_dof(m, body) for body in bodies if bodies[0] != bodies[1]):
+            found |= {last, *ancestors(m, last)} if last >= 0 else set()
+    return sorted(found)
+
+
+def spatial_tendon(m: Model, state: State, tendon: int) -> tuple[Number, dict[int, Number]]:
+    """Length of a tendon through sites, and its derivative by each dof."""
+    length: Number = 0.0
+    moments: dict[int, Number] = {dof: 0.0 for dof in tendon_dofs(m, tendon)}
+    for first, second, divisor in tendon_segments(m, tendon):
+        bodies = [int(m.site_bodyid[site]) for site in (first, second)]
+        ends = [placed(m, state, int(m.site_bodyid[s]), m.site_pos[s], m.site_quat[s])[0] for s in (first, second)]
+        direction, distance = normalized(subtract(ends[1], ends[0]))
+        length = length + distance * (1.0 / divisor)
+        if bodies[0] == bodies[1]:
+            continue
+        for body, point, sign in zip(bodies, ends, (-1.0, 1.0), strict=True):
+            last = _last_dof(m, body)
+            for dof in [last, *ancestors(m, last)] if last >= 0 else []:
+                # Velocity of the point: translation + rotation x (point - centre)
+                arm = subtract(point, state.subtree_com[m.body_rootid[m.dof_bodyid[dof]]])
+                axis = state.cdof[dof]
+                moment = dot(direction, add(axis[3:], cross(axis[:3], arm)))
+                moments[dof] = moments[dof] + moment * (sign / divisor)
+    return length, moments
+
+
 def tendons(m: Model, state: State, q: Vector, v: Vector) -> None:
-    """Set in `state` length and velocity of each fixed tendon, linear in the joints (`mj_tendon`)."""
+    """Set in `state` length, its derivatives by the dofs, and velocity of each tendon (`mj_tendon`)."""
     for tendon in range(m.ntendon):
-        parts = tendon_coefficients(m, tendon).items()
-        state.ten_length.append(dot([q[m.jnt_qposadr[j]] for j, _ in parts], [k for _, k in parts]))
-        state.ten_velocity.append(dot([v[m.jnt_dofadr[j]] for j, _ in parts], [k for _, k in parts]))
+        if is_fixed(m, tendon):
+            parts = tendon_coefficients(m, tendon).items()
+            length = dot([q[m.jnt_qposadr[j]] for j, _ in parts], [k for _, k in parts])
+            moments: dict[int, Number] = {int(m.jnt_dofadr[j]): k for j, k in parts}
+        else:
+            length, moments = spatial_tendon(m, state, tendon)
+        state.ten_length.append(length)
+        state.ten_moment.append(moments)
+        state.ten_velocity.append(dot([v[dof] for dof in moments], list(moments.values())))
 
 
 def passive_forces(m: Model, state: State, q: Vector, v: Vector, damping_factor: Number = 1.0) -> None:
@@ -424,8 +481,7 @@ def passive_forces(m: Model, state: State, q: Vector, v: Vector, damping_factor:
         force = (-float(m.tendon_stiffness[tendon]) * stretch if springs else 0.0) - (
             float(m.tendon_damping[tendon]) * state.ten_velocity[tendon] if dampers else 0.0
         )
-        for joint, part in tendon_coefficients(m, tendon).items():
-            dof = int(m.jnt_dofadr[joint])
+        for dof, part in state.ten_moment[tendon].items():
             forces[dof] = forces[dof] + part * force
     if (springs or dampers) and (m.opt_density or m.opt_viscosity):
         forces = fluid_forces(m, state, forces)
@@ -458,7 +514,7 @@ def actuation(
     for k in range(m.nactuator):
         gear, target = float(m.actuator_gear[k, 0]) * gear_factor, int(m.actuator_trnid[k, 0])
         if m.actuator_trntype[k] == c.IN_TENDON:
-            moment = {int(m.jnt_dofadr[j]): gear * part for j, part in tendon_coefficients(m, target).items()}
+            moment = {dof: gear * part for dof, part in state.ten_moment[target].items()}
             length, speed = gear * state.ten_length[target], gear * state.ten_velocity[target]
         else:
             dof = int(m.jnt_dofadr[target])

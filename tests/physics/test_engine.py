@@ -102,7 +102,19 @@ def test_an_upright_capsule_on_a_plane_has_mujocos_tangents():
 
 
 SUITE = [
-    *("acrobot", "cartpole", "cheetah", "finger", "fish", "hopper", "humanoid", "pendulum", "point_mass", "reacher"),
+    *(
+        "acrobot",
+        "ball_in_cup",
+        "cartpole",
+        "cheetah",
+        "finger",
+        "fish",
+        "hopper",
+        "humanoid",
+        "pendulum",
+        "point_mass",
+        "reacher",
+    ),
     *("swimmer", "walker"),
 ]
 
@@ -115,6 +127,40 @@ def test_a_step_of_dm_controls_models_is_mujocos_to_rounding(domain):
     # Measured 3e-10 for the finger: trees that share no constraint are solved together here, apart in MuJoCo.
     assert errors.values.max() < (1e-9 if domain == "finger" else 1e-10)
     assert errors.lost <= 10, "states whose contacts do not fit: 9 extreme poses of the humanoid, 1 of the cheetah"
+
+
+TETHERS = """
+<mujoco>
+  <option timestep="0.005"/>
+  <worldbody>
+    <site name="hook" pos="0 0 1"/>
+    <body pos="0 0 0.7">
+      <freejoint/>
+      <geom size="0.05" contype="0" conaffinity="0"/>
+      <site name="upper" pos="0 0 0.05"/>
+      <body pos="0.1 0 0">
+        <joint name="a" axis="0 1 0"/>
+        <geom type="capsule" fromto="0 0 0 0.2 0 0" size="0.02" contype="0" conaffinity="0"/>
+        <site name="tip" pos="0.2 0 0"/>
+      </body>
+    </body>
+  </worldbody>
+  <tendon>
+    <spatial name="rope" limited="true" range="0.2 0.3" margin="0.01" stiffness="2" damping="0.1">
+      <site site="hook"/><site site="upper"/><pulley divisor="2"/><site site="upper"/><site site="tip"/>
+    </spatial>
+    <fixed name="bend" limited="true" range="-0.5 0.4"><joint joint="a" coef="1.5"/></fixed>
+  </tendon>
+  <actuator><position tendon="rope" kp="5"/></actuator>
+</mujoco>
+"""
+"""Limited tendons through sites and along a joint."""
+
+
+def test_a_step_with_limited_tendons_is_mujocos_to_rounding():
+    errors = parity.step_errors(TETHERS, float64, 400)
+    assert errors.values.max() < 1e-10
+    assert errors.rows == 2 and errors.contacts == 0
 
 
 def test_a_step_of_half_cheetah_is_mujocos_to_rounding():
