@@ -207,6 +207,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
     X, nv = lay.at["qacc"], m.nv
     MEAN = lay.at["dqvel"] if m.opt_integrator == c.RK4 else X
     kept = lay.at.get("read qacc", -1)
+    PAIR, geoms, ropes = lay.at["contact pair"], len(pairs), 2 * len(tethers)
 
     @device
     def work():
@@ -243,7 +244,11 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
         if kept >= 0:
             for k in range(nv):
                 w[kept + k] = w[X + k]
-        return found
+        # Rows of tendons at a limit come before those of geoms.
+        touching = found
+        for k in range(min(found, ropes)):
+            touching -= 1 if w[PAIR + k] >= geoms else 0
+        return touching
 
     refresh = _as_call(make("refresh", scratch.refresh))
     return Engine(m, real, lay, work, reset, step, steps, forward, refresh)

@@ -322,7 +322,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
                 x, y = mu * w[r + i], mu * w[v + i]
                 cost, slope, curvature = add_row(w[r] + x, w[v] + y, d, alpha, cost, slope, curvature)
                 cost, slope, curvature = add_row(w[r] - x, w[v] - y, d, alpha, cost, slope, curvature)
-        return cost, slope, max(curvature, least)
+        return cost, slope, curvature if curvature > zero else least
 
     @device_call
     def line_search(w, nl, nc, scale):
