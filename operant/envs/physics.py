@@ -47,6 +47,8 @@ Rules
 - `settle=200`: steps of the model without control after `reset`.
 - `tries=100`: starts in which bodies touch are drawn again, so often at most; the last is taken as it is.
 - The action is the control of the model. A step of the environment takes `p.frame_skip` steps of the model.
+- `control(d, action, ctrl, p)` is optional: it writes the controls `ctrl` (nu) of the model, constant during a step of
+  the environment, for an action that is not the control itself, such as an offset from a pose.
 - `terminated(d, p)` is optional: without it only the time limit ends an episode. `before` is optional.
 - `observation` may be a function of `Params`, for parameters that change the observation's size.
 - `modified(model, params)` returns a changed copy of the model (`model.replace(geom_friction=...)`), for parameters of
@@ -244,9 +246,17 @@ class _Rules(NamedTuple):
     reward: Any  # (d, past, action, p, tally) -> reward
     terminated: Any  # (d, p) -> flag
     observe: Any  # (d, obs, p)
+    control: Any  # (d, action, ctrl, p)
 
 
-_ARGUMENTS = _Rules(("d", "p", "key"), ("d", "p"), ("d", "past", "action", "p", "tally"), ("d", "p"), ("d", "obs", "p"))
+_ARGUMENTS = _Rules(
+    ("d", "p", "key"),
+    ("d", "p"),
+    ("d", "past", "action", "p", "tally"),
+    ("d", "p"),
+    ("d", "obs", "p"),
+    ("d", "action", "ctrl", "p"),
+)
 
 
 class _Start(NamedTuple):
@@ -334,6 +344,7 @@ def physics_env(
     observe: Any,
     before: Any = None,
     terminated: Any = None,
+    control: Any = None,
     reads: Mapping[str, str] | None = None,
     state: Mapping[str, int] | None = None,
     fresh: bool = False,
@@ -365,7 +376,7 @@ def physics_env(
         ranges={} if ranges is None else ranges,
         warnings=WARNINGS,
         source=source,
-        rules=_Rules(reset, before or _nothing_before, reward, terminated or _never, observe),
+        rules=_Rules(reset, before or _nothing_before, reward, terminated or _never, observe, control or _action),
         reads=tuple((reads or {}).items()),
         state=tuple((state or {}).items()),
         start=_Start(random_joints, settle, tries),
@@ -385,6 +396,12 @@ def _nothing_before(d, p):
 @device
 def _never(d, p):
     return False
+
+
+@device
+def _action(d, action, ctrl, p):
+    for k in range(len(ctrl)):
+        ctrl[k] = action[k]
 
 
 # THE MODEL
@@ -456,7 +473,7 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
     for name, count in env.state:
         placed[name], fields = _Read(fields, "", 0, count), fields + count
 
-    reset_, before, reward, terminated, observe_ = env.rules
+    reset_, before, reward, terminated, observe_, write_control = env.rules
     work, clear, forward, simulate = engine.work, engine.reset, engine.forward, engine.steps
     update = engine.refresh if env.fresh and env.reads else _as_it_is
     view = _view(model, engine, placed)
@@ -465,6 +482,7 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
     keep = _chain([_copy(at[read.array] + read.first, read.row, read.size) for read in copied])
     # MuJoCo computes cfrc_ext after a step, not in mj_forward: it is 0 at the start of an episode.
     clear_forces = _chain([_zero(read.row, read.size) for read in placed.values() if read.array == "cfrc_ext"])
+    direct = write_control is _action
     controls, lost, bad, counters = max(model.nu, 1), engine.LOST, engine.RESETS, len(env.tally) - len(COUNTERS)
     random_joints, settle, tries = env.start or _Start()
     draw_joints = _random_joints(model, engine.QPOS) if random_joints else _no_joints
@@ -496,7 +514,12 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
         w = work()
         d = view(s, p)
         past, lost_before, bad_before = before(d, p), s[lost], s[bad]
-        simulate(s, action, w, p.frame_skip)
+        if direct:
+            simulate(s, action, w, p.frame_skip)
+        else:
+            control = local_array(controls, float32)
+            write_control(d, action, control, p)
+            simulate(s, control, w, p.frame_skip)
         update(w)
         keep(s, w)
         tally[counters] += s[lost] - lost_before

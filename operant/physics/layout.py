@@ -95,7 +95,7 @@ def plan(
     # A limited tendon's sides take the place of contacts without friction.
     room = _room(m, pairs, most) + 2 * len(tethers)
     rows = max((pair.condim for pair in pairs), default=1 if tethers else 0)
-    chain = max((len(entry.dofs) for entry in (*pairs, *tethers)), default=0)
+    chain = max([len(pair.dofs) for pair in pairs] + [len(entry.dofs) for entry in tethers], default=0)
     limits = _most_limits(m)
     losses = int((m.dof_frictionloss > 0).sum())
 

@@ -49,7 +49,11 @@ def _made(name: str, seed: int) -> Any:
 
 
 def _own(physics: Any, name: str, count: int) -> np.ndarray:
-    """Numbers of a field of the task's own: place of a target, which dm_control writes into its model."""
+    """Numbers of a field of the task's own: place of a target, directions of controls, which dm_control writes into its
+    model.
+    """
+    if name == "directions":
+        return physics.model.wrap_prm[:count]
     assert name == "target" and count == 3
     site = mujoco.mj_name2id(physics.model.ptr, mujoco.mjtObj.mjOBJ_SITE, name)
     kind = "site" if site >= 0 else "geom"
@@ -57,13 +61,17 @@ def _own(physics: Any, name: str, count: int) -> np.ndarray:
 
 
 def _place_near_the_goal(physics: Any) -> None:
-    """Set the model's own initial pose: upright, or in the middle; a target that an arm is to reach comes near."""
+    """Set the model's own initial pose: upright, or in the middle; a target that an arm is to reach comes near, a ball
+    is in its cup.
+    """
     with physics.reset_context():
         physics.data.qpos[:] = physics.model.ptr.qpos0
         if physics.model.ptr.nq == 2 and mujoco.mj_name2id(physics.model.ptr, mujoco.mjtObj.mjOBJ_GEOM, "finger") >= 0:
             physics.named.model.geom_pos["target", :2] = 0.235, 0.0
         if mujoco.mj_name2id(physics.model.ptr, mujoco.mjtObj.mjOBJ_BODY, "spinner") >= 0:
             physics.named.model.site_pos["target"] = 0.2, 0.0, 0.53
+        if mujoco.mj_name2id(physics.model.ptr, mujoco.mjtObj.mjOBJ_BODY, "cup") >= 0:
+            physics.named.data.qpos["ball_z"] = 0.35
 
 
 class Steps:
@@ -143,6 +151,30 @@ def test_spaces_limits_and_starts_are_dm_controls(name):
     slot.action.zero_()
     world.step(world.bind(slot))
     assert slot.truncated.all() and not slot.terminated.any()
+
+
+@pytest.mark.slow
+def test_directions_of_point_mass_hard_are_drawn_as_dm_controls():
+    made, count = _made("dmc_point_mass_hard", 3), 1000
+    theirs = np.empty((4, count))
+    for k in range(count):
+        made.task.initialize_episode(made.physics)
+        theirs[:, k] = made.physics.model.wrap_prm[:4]
+    world = DeviceWorld(envs.find("dmc_point_mass_hard"), 4000, seed=3)
+    world.reset(world.bind(world.slot()))
+    ours = world.lanes.state[-4:].numpy().astype(np.float64)
+
+    def summary(directions):
+        (a, b, c, d), half = directions, np.sqrt(0.5)
+        along, across = a * c + b * d, a * d - b * c
+        parts = (a, b, c, d, along, across, abs(along), abs(across), abs(along) < 0.5, abs(a) < half, abs(c) < half)
+        return np.array(parts, np.float64)
+
+    for found in (theirs, ours):
+        assert np.hypot(found[::2], found[1::2]) == pytest.approx(1.0, abs=1e-6)
+        assert np.abs(found[0] * found[2] + found[1] * found[3]).max() <= 0.9 + 1e-6
+    a, b = summary(theirs), summary(ours)
+    assert np.all(np.abs(a.mean(axis=1) - b.mean(axis=1)) <= 5 * a.std(axis=1) / np.sqrt(count))
 
 
 @pytest.mark.parametrize("name", by_name(NAMES, plain=SMALL))
