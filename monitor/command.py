@@ -139,17 +139,15 @@ class RunFolders:
         self._listing: RunListing | None = None
 
     def rows(self) -> Sequence[RunRow]:
-        """Return a row of the run list for every run in scope, newest first."""
+        """Return a row of the run list for every run, group and sweep in scope, newest first."""
         from monitor.data.listing import RunListing
 
         self._listing = self._listing or RunListing(self._scope)
         return self._listing.rows()
 
     def overlays(self) -> Sequence[RunRow]:
-        """Return the rows of everything that can be drawn over a run's curves: groups, then runs."""
-        from monitor.data import collection
-
-        return [*collection.rows(*self._scope), *self.rows()]
+        """Return the rows of everything that can be drawn over a run's curves: runs and groups."""
+        return [row for row in self.rows() if not (Path(row.path) / runs.SWEEP_FILE).is_file()]
 
     def open(self, path: str) -> Source:
         """Return a feed of the run, group or sweep in the folder `path`. Raises NotFoundError if the folder holds

@@ -26,6 +26,7 @@ def made(
     config: str = "",
     metrics=METRICS,
     state: str | None = "finished",
+    reason: int = 0,
     session: int = 1,
     rewind_to=None,
     **document,
@@ -50,7 +51,7 @@ def made(
             evaluations.append({"step": step, "mean": values[names.index("eval/return")]})
     assert history.close()
     if state is not None:
-        writer.set_state(state)
+        writer.set_state(state, reason=reason)
     writer.close()
     if config:
         (run.path / "config.toml").write_text(config)

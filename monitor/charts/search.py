@@ -139,8 +139,7 @@ def best_so_far(collected: Collected, columns: int) -> ChartData:
         value=number(best[-1]) if best else "",
         points=points,
         strands=dots,
-        x_left="1" if done else "",
+        x_left="finished trial 1" if done else "",
         x_right=str(len(done)) if done else "",
-        x_unit="trials",
         empty="no trial has finished yet",
     )

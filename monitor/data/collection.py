@@ -27,7 +27,6 @@ from monitor.data.snapshot import (
     Point,
     Progress,
     RunFacts,
-    RunRow,
     SearchAxis,
     Series,
     Snapshot,
@@ -42,38 +41,6 @@ _ENDED_S: Final = 1.0
 _JOIN_S: Final = 1.0
 _MOST_BYTES: Final = 1 << 20
 _SPECIAL: Final = frozenset(("failed", "diverged", "crashed", "gpu_fault", "oom", "unreadable"))
-
-
-def rows(root: Path, everywhere: bool = True) -> list[RunRow]:
-    """Return the run list's rows for all groups in the folder `root`, newest first; with `everywhere` also for groups
-    next to the runs of the user's index.
-    """
-    result = []
-    for group in groups.list_groups(root, everywhere):
-        described = groups.describe(group)
-        score, first = (
-            described["bands"]["eval_return"],
-            next((row for row in described["runs"] if "env" in row), dict[str, Any]()),
-        )
-        state = (
-            "running" if described["live"] else "finished" if described["finished"] == described["seeds"] else "stopped"
-        )
-        mean = "-" if score is None else f"{score['mean']:.4g}"
-        progress = f"{described['finished']} of {described['seeds']} seeds"
-        result.append(
-            RunRow(
-                group.id,
-                str(group.path),
-                state,
-                first.get("env") or "-",
-                first.get("algo") or "-",
-                mean,
-                "mean",
-                progress,
-                "-",
-            )
-        )
-    return result
 
 
 def find(text: str, root: Path, everywhere: bool = True) -> Path | None:
@@ -238,7 +205,7 @@ class _Wanted(NamedTuple):
     id: str
     run: Run | None
     counts: bool = True
-    settings: str = ""
+    settings: tuple[str, ...] = ()
     positions: tuple[float | None, ...] = ()
 
 
@@ -247,7 +214,8 @@ class _GroupRuns:
 
     kind: Final = "group"
     axes: tuple[SearchAxis, ...] = ()
-    objective, maximize = "score", True
+    objective, maximize, planned = "score", True, None
+    is_finished = False  # decided by the states of the runs
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -289,6 +257,7 @@ class _SweepRuns:
         table = table if isinstance(table, dict) else {}
         self.objective = safe(table.get("objective", "score"), 40)
         self.maximize = self.objective != "time_to_target"
+        self.planned = runs.integer_of(table, "trials")
         self._space = dict(_searched(table))
         self.axes = tuple(SearchAxis(safe(key, 60), *_ends(space)) for key, space in self._space.items())
 
@@ -296,6 +265,11 @@ class _SweepRuns:
     def live(self) -> bool:
         """Whether a process works on the sweep."""
         return bool(sweeps.working(self.path))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the sweep has trained all its trials: some of them may have been ended early."""
+        return sweeps.is_finished(self.path)
 
     def find(self) -> list[_Wanted]:
         """Return the runs of the sweep's trials in the order of the trials, as the folder says now."""
@@ -308,13 +282,11 @@ class _SweepRuns:
                 trial = next((int(word) for word in run.id.split(".")[-2:] if word.isdecimal()), 0)
             words = membership.request_of(run).get("overrides")
             values = dict(str(word).partition("=")[::2] for word in words) if isinstance(words, list) else {}
-            settings = "  ".join(
-                f"{key.rpartition('.')[2]}={_short(values[key])}" for key in self._space if key in values
-            )
+            settings = tuple(safe(_short(values.get(key, "")), 40) for key in self._space)
             positions = tuple(_position(space, values.get(key)) for key, space in self._space.items())
             name = f"trial {trial}" + (f".{index}" if index else "")
             order = (trial, index if isinstance(index, int) else 0)
-            wanted.append((order, _Wanted(name, run.id, run, settings=safe(settings, 400), positions=positions)))
+            wanted.append((order, _Wanted(name, run.id, run, settings=settings, positions=positions)))
         return [one for _, one in sorted(wanted, key=lambda pair: pair[0])]
 
     def value(self, run: Run, score: float | None) -> float | None:
@@ -532,17 +504,20 @@ class CollectionFeed:
             axes=self._source.axes,
             objective=self._source.objective,
             maximize=self._source.maximize,
+            planned=self._source.planned,
         )
-        counted = [member for member in members if member.counts and member.path]
+        counted = [member for member in members if member.counts and member.step is not None]
         if self._source.kind == "sweep":
             best = collected.best
             bold = [best] if best is not None else []
             line = "" if best is None else f"bold: {best.name}, the best so far"
         else:
             bold = counted
-            line = f"mean of {len(counted)} seed{'s' * (len(counted) > 1)}" + (
-                " with its 95 % band" if len(counted) > 1 else ""
-            )
+            line = f"mean of {len(counted)} seed{'s' * (len(counted) > 1)}"
+            if not self._live and any(member.state == "waiting" for member in members):
+                line += f" · continue: operant resume {self._published.run.id}"
+            elif len(counted) > 1:
+                line += " with its 95 % band"
         names = dict.fromkeys(name for reading in begun for name in reading.curves)
         series: dict[str, Series] = {}
         for name in names:
@@ -564,7 +539,7 @@ class CollectionFeed:
             facts,
             self._state(members),
             progress=self._progress(members, begun),
-            figures=_figures(counted),
+            figures=_figures(bold),
             series=series,
             collected=collected._replace(figures=_texts(collected, counted, begun), line=line),
         )
@@ -588,7 +563,7 @@ class CollectionFeed:
         return row._replace(
             path=str(reader.run.path),
             state=word,
-            cause=safe(note or reader.notice or reader.state.cause or "", 200),
+            cause=safe(note or reader.notice or self._cause(reader.state.cause), 200),
             score=score,
             training_return=reading.latest(RETURN),
             step=step,
@@ -599,6 +574,12 @@ class CollectionFeed:
             positions=one.positions,
         )
 
+    def _cause(self, cause: str | None) -> str:
+        """Return the cause of a run's state as text. A sweep ends its trials by a signal, whose name would say nothing
+        to the user.
+        """
+        return "ended by the sweep" if cause == "by SIGTERM" and self._source.kind == "sweep" else cause or ""
+
     def _state(self, members: Sequence[Member]) -> str:
         """Return the state word of the whole collection."""
         words = [one.state for one in members]
@@ -607,7 +588,7 @@ class CollectionFeed:
             return "running" if "running" in live else live[0]
         if self._live:
             return "running" if any(one.path for one in members) else "starting"
-        if words and all(word == "finished" for word in words):
+        if self._source.is_finished or (words and all(word == "finished" for word in words)):
             return "finished"
         if self._source.kind == "sweep" and "finished" in words:
             return "stopped" if "crashed" not in words else "crashed"
@@ -649,7 +630,8 @@ def _texts(collected: Collected, counted: Sequence[Member], begun: Sequence[_Rea
         best = collected.best
         if best is not None:
             texts.append((f"best {collected.objective.replace('_', ' ')}", f"{number(best.value)} ({best.name})"))
-        texts.append(("trials", f"{finished} finished, {words.count('stopped')} stopped"))
+        planned = "" if collected.planned is None else f" of {collected.planned:,}"
+        texts.append(("trials", f"{finished}{planned} finished, {words.count('stopped')} stopped"))
     else:
         for label, values in (
             ("eval", [one.score for one in counted]),

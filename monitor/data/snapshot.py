@@ -230,8 +230,8 @@ class Member(NamedTuple):
     sps: float | None = None
     counts: bool = True  # False: resumed with other values, so that it is left out of the mean
     value: float | None = None  # objective of a finished trial
-    settings: str = ""  # values of the searched keys: "learning_rate=0.001  gamma=0.99"
-    positions: tuple[float | None, ...] = ()  # of these values on the axes of `Collected.axes`, 0 to 1
+    settings: tuple[str, ...] = ()  # values of the searched keys, in the order of `Collected.axes`; "": none
+    positions: tuple[float | None, ...] = ()  # of these values on the axes, 0 to 1
 
 
 class SearchAxis(NamedTuple):
@@ -252,6 +252,13 @@ class Collected(NamedTuple):
     axes: tuple[SearchAxis, ...] = ()
     objective: str = ""  # "score"
     maximize: bool = True
+    planned: int | None = None  # trials of a sweep; None: not limited by their number
+
+    @property
+    def share(self) -> float | None:
+        """Share of a sweep's planned trials that have ended, 0 to 1; None if their number is not planned."""
+        ended = sum(one.state not in LIVE for one in self.members)
+        return min(1.0, ended / self.planned) if self.planned else None
 
     @property
     def best(self) -> Member | None:
@@ -353,7 +360,7 @@ class RunCatalog(Protocol):
         """Return a row of the run list for every run, newest first."""
 
     def overlays(self) -> Sequence[RunRow]:
-        """Return the rows of everything that can be drawn over a run's curves: groups, then runs."""
+        """Return the rows of everything that can be drawn over a run's curves: runs and groups."""
 
     def open(self, path: str) -> Source:
         """Return the source of snapshots for the run, group or sweep in the folder `path`. Raises OperantError."""

@@ -444,7 +444,9 @@ class MonitorApp(App[None]):
             self._choose_run("Overlay", opened, overlays=True)
 
     def _choose_run(self, title: str, opened: Callable[[Source], None], *, overlays: bool = False) -> None:
-        """Open the list of runs, with groups if `overlays`, and call `opened` with the source of the chosen one."""
+        """Open the list of runs, groups and (unless `overlays`) sweeps, and call `opened` with the source of the chosen
+        one.
+        """
         from monitor.screen.screens import ListScreen
 
         def chosen(row: RunRow | None) -> None:

@@ -13,6 +13,8 @@ from monitor.screen.labels import STATES
 from monitor.screen.model import Model
 from operant.text import count, number
 
+_LEAST_CAUSE = 10  # cells: a narrower column would say nothing
+
 
 def figures(model: Model, width: int) -> list[Line]:
     """Draw the key figures of a group or sweep in one line."""
@@ -38,15 +40,15 @@ def table(model: Model, width: int, height: int) -> list[Line]:
     members = model.members
     if not members:
         return [(Piece("no run has begun yet", "dim"),)]
-    heads = _cells(None, model)
-    rows = [_cells(member, model) for member in members]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    columns = _columns(model, width - 2)
+    widths = [max(least, *map(len, cells)) for least, cells in columns]
+    heads, *rows = zip(*(cells for _, cells in columns), strict=True)
     lines = [fit([Piece("  " + _joined(heads, widths), "dim")], width)]
     picked, shown = model.picked, height - 1
     at = 0 if picked is None else members.index(picked)
     first = max(0, min(at - shown // 2, len(members) - shown))
     for member, cells in zip(members[first : first + shown], rows[first : first + shown], strict=True):
-        lines.append(_row(member, _joined(cells, widths), member is picked, width))
+        lines.append(_row(member, _joined(cells, widths).rstrip(), member is picked, width))
     return lines
 
 
@@ -60,31 +62,43 @@ def _row(member: Member, text: str, current: bool, width: int) -> Line:
     )
 
 
-def _cells(member: Member | None, model: Model) -> list[str]:
-    """Return the cells of a run's row, most important first; None: the titles."""
-    sweep = model.snapshot.collected is not None and model.snapshot.collected.kind == "sweep"
-    scored = sweep and model.snapshot.collected is not None and model.snapshot.collected.objective == "score"
-    if member is None:
-        if scored:
-            return ["trial", "state", "eval", "done", "settings", "cause"]
-        own = ["objective", "settings"] if sweep else ["return", "SPS"]
-        return ["trial" if sweep else "seed", "state", "eval", own[0], "done", own[1], "cause" if sweep else "id"]
-    share = "-" if member.share is None else f"{100 * member.share:.0f} %"
-    last = member.cause if sweep or member.cause else member.id
-    head = [member.name.partition(" ")[2] or member.name, member.state, number(member.score)]
-    if scored:
-        return [*head, share, member.settings, last]
-    if sweep:
-        return [*head, number(member.value), share, member.settings, last]
-    speed = "-" if member.sps is None else count(member.sps)
-    return [*head, number(member.training_return), share, speed, last]
+def _columns(model: Model, width: int) -> list[tuple[int, list[str]]]:
+    """Return the columns of the table as (least width, title and cells), most important first. Numbers have a least
+    width, so that nothing moves while they change. Searched keys that do not fit in `width` cells are left out.
+    """
+    collected, members = model.snapshot.collected, model.members
+    sweep = collected is not None and collected.kind == "sweep"
+    columns = [
+        (5, ["trial" if sweep else "seed", *(one.name.partition(" ")[2] or one.name for one in members)]),
+        (8, ["state", *(one.state for one in members)]),
+        (7, ["eval", *(number(one.score) for one in members)]),
+    ]
+    if collected is not None and collected.objective != "score":
+        columns.append((7, [collected.objective.replace("_", " "), *(number(one.value) for one in members)]))
+    if not sweep:
+        columns.append((7, ["return", *(number(one.training_return) for one in members)]))
+    columns.append((5, ["done", *("-" if one.share is None else f"{100 * one.share:.0f} %" for one in members)]))
+    if sweep and collected is not None:
+        for k, axis in enumerate(collected.axes):
+            cells = [axis.name.rpartition(".")[2], *(one.settings[k] if one.settings else "" for one in members)]
+            if _cells(columns) + max(map(len, cells)) <= width:
+                columns.append((0, cells))
+    else:
+        columns.append((7, ["SPS", *("-" if one.sps is None else count(one.sps) for one in members)]))
+        columns.append((0, ["id", *(one.id for one in members)]))
+    if any(one.cause for one in members) and _cells(columns) + _LEAST_CAUSE <= width:
+        columns.append((0, ["cause", *(one.cause for one in members)]))
+    return columns
+
+
+def _cells(columns: Sequence[tuple[int, list[str]]]) -> int:
+    """Return the width of columns in cells, with the gap after each."""
+    return sum(max(least, *map(len, cells)) + 2 for least, cells in columns)
 
 
 def _joined(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Join the cells of a row, each padded to the width of its column; a column of seven cells at least, so that
-    nothing moves while numbers change.
-    """
-    return "  ".join(padded(text, max(7, cells)) for text, cells in zip(cells, widths, strict=True))
+    """Join the cells of a row, each padded to the width of its column."""
+    return "  ".join(padded(text, cells) for text, cells in zip(cells, widths, strict=True))
 
 
 def compact_lines(model: Model, width: int, height: int) -> list[Line]:

@@ -86,17 +86,19 @@ def progress(model: Model, width: int, height: int) -> list[Line]:
     if now.step is None:
         return [(Piece(" " + "─" * max(0, width - 2), "border"),)]
     of = f" / {count(now.steps)}" if now.steps else ""
-    share = f"{100 * now.share:5.1f} %" if now.share is not None else ""
+    several = model.snapshot.collected
+    done = now.share if several is None or several.planned is None else several.share
+    share = f"{100 * done:5.1f} %" if done is not None else ""
     parts = [Piece(share, "bright", bold=True), Piece(padded(f"   {count(now.step)}{of} steps", 25), "text")]
-    if not model.snapshot.ended:
+    if not model.snapshot.ended and (several is None or several.kind == "group"):
         parts.append(Piece(f"  ETA {padded(remaining(now.eta_s), 8)}", "text"))
         parts.append(Piece(padded(f" (done ≈ {now.done_at})" if now.done_at else "", 16), "dim"))
     while len(parts) > 1 and length(parts) + _LEAST_BAR + 3 > width:
         parts.pop()
     free = width - length(parts) - 3
     bar = (
-        of_cells(bars.progress_bar(now.share, free, style=Style(label_of(model.snapshot.state)[2])))
-        if free >= _LEAST_BAR and now.share is not None
+        of_cells(bars.progress_bar(done, free, style=Style(label_of(model.snapshot.state)[2])))
+        if free >= _LEAST_BAR and done is not None
         else ()
     )
     return [fit((Piece(" "), *bar, Piece(" "), *parts), width)]

@@ -13,6 +13,8 @@ from monitor.screen.view import Page, TitleValues, View
 from operant.runs import LIVE
 from operant.text import count
 
+_OF_ONE_RUN = ("agent", "log")  # keys without effect on a group or sweep
+
 
 class Frozen(NamedTuple):
     """Snapshot at which the user froze the screen, and the time of the freeze."""
@@ -160,7 +162,14 @@ class Model(NamedTuple):
             return keys.shown_keys(key, self.own_keys), word, key.action
 
         charts = self.plan.charts
-        footer = [shown(key, key.footer) for key in keys.KEYS if key.footer and (key.group == "Monitor" or charts)]
+        several = self.snapshot.collected is not None
+        footer = [
+            shown(key, "Open" if several and key.id == "maximise" and self.picks_run else key.footer)
+            for key in keys.KEYS
+            if key.footer
+            and (key.group == "Monitor" or charts or (several and key.id == "maximise"))
+            and not (several and key.id in _OF_ONE_RUN)
+        ]
         if not self.readonly and self.snapshot.live:
             paused = self.snapshot.state == "paused"
             asks = [

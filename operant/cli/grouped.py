@@ -142,6 +142,8 @@ def _print_outcome(group: Group, *, terminal: bool) -> int:
     if not terminal:
         say(*lines(described)[-1:])
     unfinished = [row for row in described["runs"] if row["state"] != "finished"]
+    if training := [row["id"] for row in unfinished if row["state"] in _LIVE]:
+        say(f"the process that starts the group's runs has ended; still training: {', '.join(training)}")
     say(f"next: operant {'resume' if unfinished else 'show'} {group.id}")
     codes = [row.get("exit") for row in unfinished]
     return 0 if not unfinished else next((code for code in codes if code), 130)

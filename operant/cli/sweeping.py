@@ -96,7 +96,9 @@ def _work_on(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> i
             [Worker(plan.folder / f"worker-{number}.log") for number in range(count)],
             wanted=lambda: max(presses.wanted, asked()),
         )
+        sweeps.set_finished(plan.folder, False)
         finished = scheduler.run(lambda: table.draw(journal, scheduler.trials))
+        sweeps.set_finished(plan.folder, finished)
         table.draw(journal, scheduler.trials, last=True)
         best = report.write_best(plan, journal.study, trusted)
         drawn = report.plots(plan, journal.study) if best is not None else []

@@ -271,7 +271,7 @@ def describe(group: Group) -> dict[str, Any]:
     for seed, id_ in group.members.items():
         described = runs.describe(existing[seed]) if seed in existing else {}
         counts = seed in unchanged or seed not in existing
-        rows.append({"seed": seed, "id": id_, "state": "waiting", "counts": counts} | described)
+        rows.append({"id": id_, "state": "waiting", "counts": counts} | described | {"seed": seed})
     for key in ("eval_return", "best_return", "return", "step"):
         mean = band([row[key] for row in rows if row["counts"] and row.get(key) is not None])
         bands[key] = None if mean is None else mean._asdict()

@@ -360,8 +360,9 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
         )
         fits = next((kind for kind in kinds if kind), []) if text else []
     exact = [run for run in fits if run.id == text and run.path.parent == root]
-    if not (fits and fits[0].id == text) and (kind := _collection(text, {root, *(run.path.parent for run in fits)})):
-        raise NotFoundError(f"{text} is a {kind}: name one of its runs. All of them: operant show {text}")
+    if not (fits and fits[0].id == text):
+        roots = [run.path.parent for run in fits] or (index_roots() if everywhere else [])
+        _check_no_collection(text, root, roots)
     if len(fits) == 1 or exact:
         return (exact or fits)[0]
     if fits:
@@ -414,12 +415,18 @@ def _at_path(text: str) -> Run:
     )
 
 
-def _collection(text: str, roots: Iterable[Path]) -> str | None:
-    """Return "sweep" or "group" if one of the folders `roots` holds such a folder named `text`; None otherwise."""
+def _check_no_collection(text: str, root: Path, others: Iterable[Path]) -> None:
+    """Raise NotFoundError if `text` is the name of a sweep or group in the folder `root` or in one of `others`: a
+    single run is wanted, or the name is that of several.
+    """
+    folders = [folder / text for folder in dict.fromkeys([root, *others])] if ID.fullmatch(text) else []
     for kind, file in (("sweep", SWEEP_FILE), ("group", "group.json")):
-        if ID.fullmatch(text) and any(os.path.isfile(root / text / file) for root in roots):
-            return kind
-    return None
+        named = [folder for folder in folders if os.path.isfile(folder / file)]
+        if len(named) > 1 and named[0].parent != root:
+            paths = ", ".join(sorted(map(display_path, named)))
+            raise NotFoundError(f"'{text}' is the name of {len(named)} {kind}s: {paths}. Give the path")
+        if named:
+            raise NotFoundError(f"{text} is a {kind}: name one of its runs. All of them: operant show {text}")
 
 
 def _ambiguous(text: str, fits: list[Run]) -> str:

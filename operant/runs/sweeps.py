@@ -1,7 +1,7 @@
 """Sweep folders: lookup, runs, the commands that work on a sweep, stop requests to them. Standard library only; knows
 no trial.
 
-    runs/NAME/   sweep.json         identity of the sweep in its runs (operant/runs/membership.py)
+    runs/NAME/   sweep.json         identity of the sweep in its runs (operant/runs/membership.py); whether it finished
                  at-HOST-PID.json   a command that works on the sweep, on any machine
                  stop.json          the last stop request to all of them
 """
@@ -114,6 +114,18 @@ def create_identity(folder: Path, files: Iterable[Path] = ()) -> None:
             os.link(temporary, folder / IDENTITY)
     finally:
         temporary.unlink()
+
+
+def set_finished(folder: Path, finished: bool) -> None:
+    """Record whether a sweep has trained all trials of its budget. Raises MachineError."""
+    path = folder / IDENTITY
+    if is_finished(folder) != finished and path.exists():
+        runs.write_json(path, runs.read_json(path) | {"finished": finished})
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a sweep has trained all trials of its budget. False for one of a version that did not record it."""
+    return runs.read_json(folder / IDENTITY).get("finished") is True
 
 
 def changed_files(folder: Path) -> str | None:

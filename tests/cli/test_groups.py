@@ -114,6 +114,12 @@ def test_a_group_has_bands_and_is_found_by_its_name(tmp_path):
         groups.create(tmp_path, "-", "", {}, range(2))
 
 
+def test_the_table_of_a_group_names_the_seed_of_a_run_that_is_starting(tmp_path):
+    group = groups.create(tmp_path, "usual", "", {}, [7])
+    runs.create(tmp_path, "usual.7", "x", group.request(7), **runs.membership.identity(group.uuid, 7))
+    assert [row["seed"] for row in groups.describe(group)["runs"]] == [7]
+
+
 def test_of_groups_and_sweeps_of_one_name_that_of_the_folder_is_found(tmp_path, monkeypatch):
     here, other = tmp_path / "here", tmp_path / "other"
     monkeypatch.setattr(runs, "index_roots", lambda: [here, other])

@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -128,10 +129,52 @@ def test_a_sweep_has_searched_keys_and_a_best_trial(sweep):
     found = feed.snapshot().collected
     assert [axis.name for axis in found.axes] == ["algo.learning_rate", "net.hidden"]
     assert found.best.name == "trial 2" and found.line == "bold: trial 2, the best so far"
-    assert found.members[2].settings == "learning_rate=0.001  hidden=[256, 256]"
+    assert found.members[2].settings == ("0.001", "[256, 256]")
     assert found.members[2].positions == pytest.approx((0.5, 1.0)) and found.members[0].positions[0] == 0.0
     assert found.members[1].value is None, "a stopped trial has no objective"
     feed.close()
+
+
+def test_values_in_the_titles_of_a_sweeps_charts_are_those_of_its_best_trial(root, sweep):
+    feed = open_collection(sweep)
+    assert {figure.metric: figure.value for figure in feed.snapshot().figures} == {
+        "eval/return": 300.0,
+        "return": 300.0,
+    }
+    feed.close()
+
+
+def test_a_sweep_shows_the_share_of_its_trials_and_finishes_though_trials_were_ended_early(root, sweep):
+    text = shown(root, sweep, (120, 36))
+    assert "STOPPED" in text and "100.0 %" in text and "trials 4 of 6 finished, 2 stopped" in text
+    sweeps.set_finished(sweep, True)
+    assert "FINISHED" in shown(root, sweep, (120, 36))
+    sweeps.set_finished(sweep, False)
+    shutil.rmtree(root / "search.5")
+    assert "STOPPED" in shown(root, sweep, (120, 36)) and "83.3 %" in shown(root, sweep, (120, 36))
+
+
+def test_a_trial_ended_by_the_sweep_says_so_and_not_the_name_of_a_signal(root, sweep):
+    own = membership.identity(sweeps.uuid(sweep), 6)
+    made(root, "search.6", rows(1.0, 20), steps=600, state="stopped", reason=signal.SIGTERM, **own)
+    text = shown(root, sweep, (120, 36), "3")
+    assert "ended by the sweep" in text and "SIGTERM" not in text
+
+
+def test_the_list_of_runs_has_groups_and_sweeps_above_their_newest_run_and_opens_them(root, group, sweep):
+    library = RunFolders(runs.scope(str(root)), readonly=True)
+    listed = {row.id: row for row in library.rows()}
+    assert [*listed][:2] == ["search", "search.5"]
+    assert [*listed][7:] == ["usual", "usual.3", "usual.2", "usual.1"]
+    assert listed["usual"][2:] == ("stopped", "cartpole", "ppo", "90.0", "-", "2 of 4 seeds", listed["usual.3"].age)
+    assert (listed["search"].state, listed["search"].progress) == ("stopped", "6 trials")
+    assert [row.id for row in library.overlays() if "." not in row.id] == ["usual"], "a sweep has no mean to overlay"
+    assert "sweep of 6 runs" in shown(root, group.path, (120, 36), "r", *"search", "enter")
+    assert "group of 4 runs" in shown(root, sweep, (120, 36), "r", *"usual", "enter")
+
+
+def test_a_group_that_nothing_trains_names_the_command_that_continues_it(root, group):
+    assert "continue: operant resume usual" in shown(root, group.path, (80, 24))
 
 
 @pytest.mark.parametrize("text", ["", "sweep = 3", "[sweep]\nalgo.x = {log = [0, 'a']}\nnet.y = {choice = 3}", "\x00"])

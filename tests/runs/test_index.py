@@ -349,6 +349,18 @@ def test_an_ambiguous_name_of_a_group_or_sweep_names_it(root, file, kind):
         runs.resolve("man", root)
 
 
+@pytest.mark.parametrize(("file", "kind"), [("sweep.toml", "sweep"), ("group.json", "group")])
+def test_a_name_of_groups_or_sweeps_in_two_other_roots_asks_for_the_path(root, tmp_path, file, kind):
+    places = [tmp_path / name for name in ("first", "second")]
+    for place in places:
+        make(place, f"many.{place.name}")
+        (place / "many").mkdir()
+        (place / "many" / file).touch()
+    paths = ", ".join(str(place / "many") for place in places)
+    with pytest.raises(NotFoundError, match=rf"^'many' is the name of 2 {kind}s: {paths}\. Give the path$"):
+        runs.resolve("many", root)
+
+
 def test_a_run_folder_with_an_invalid_name_is_found_by_its_path(root):
     make(root, "mine").path.rename(root / "my best rün")
     with pytest.raises(
