@@ -292,7 +292,9 @@ def _entries(
     own: dict[Path, str] = {}
     for name in names:
         if (sweep := sweeps.load(name, *scope)) is not None:
-            found += _best_trials(sweep)
+            trials = _best_trials(sweep)
+            found += trials
+            own |= {run.path: f"{given.get(name, sweep.id)}.{_trial(run)}" for run in trials}
             continue
         group = groups.find(name, *scope)
         members = [runs.resolve(name, *scope)] if group is None else list(group.unchanged.values())
@@ -305,15 +307,26 @@ def _entries(
     return plot.load_entries(found), own
 
 
+def _trial(run: Run) -> str:
+    """Return the number of a run's trial as text; the run's id if it is not recorded."""
+    from operant.runs import membership
+
+    own = run.document.get(membership.KEY)
+    return str(own["trial"]) if isinstance(own, dict) and "trial" in own else run.id
+
+
 def _best_trials(sweep: Sweep) -> list[Run]:
-    """Return the runs of a sweep with the highest scores, at most ten. Raises NotFoundError if none has records."""
+    """Return the finished runs of a sweep with the highest scores, at most ten; before one has finished the others.
+    Raises NotFoundError if none has records.
+    """
     from operant import plot, runs
 
     entries = plot.load_entries([run for run in sweep.runs.values() if len(runs.columns(run).n)])
     if not entries:
         raise NotFoundError(f"no run of sweep {safe(sweep.id)} has records yet: operant show {safe(sweep.id)}")
     scored = sorted((entry for entry in entries if entry.score == entry.score), key=lambda entry: -entry.score)
-    return [entry.run for entry in (scored or entries)[:_MOST_TRIALS]]
+    finished = [entry for entry in scored if runs.state(entry.run).word == "finished"]
+    return [entry.run for entry in (finished or scored or entries)[:_MOST_TRIALS]]
 
 
 def _say_left_out(pairs: Sequence[tuple[Entry, Entry]]) -> None:
@@ -375,6 +388,8 @@ def _print_comparison(
     """Print a comparison (`document`, from `plot.compare`): a row with a small curve for each group, probabilities of
     improvement, and keys that differ. The other arguments are those of `_sparks`.
     """
+    from operant.plot.comparison import settings_table
+
     sparks = _sparks(groups, metrics, axis, smooth)
     curve = f"{' or '.join(dict.fromkeys(metrics.values()))} over {axis}"
     heads = ("group", "env", "runs", "IQM", "95 %", "mean", "steps", "seconds", curve)
@@ -400,31 +415,26 @@ def _print_comparison(
         _print_improvement(document["overall_improvement"])
     if document["differences"]:
         out("", "configuration differences")
-        shown = list(document["differences"].items())
-        print_table(
-            ("key", *(row["group"] for row in document["groups"])),
-            [(key, *map(_value, values)) for key, values in shown[:_MOST_DIFFERENCES]],
-        )
-        if len(shown) > _MOST_DIFFERENCES:
-            out(f"... and {len(shown) - _MOST_DIFFERENCES} more: --json has them all")
+        print_table(*settings_table(document, _MOST_DIFFERENCES))
+        if (more := len(document["differences"]) - _MOST_DIFFERENCES) > 0:
+            out(f"... and {more} more: --json has them all")
 
 
 def _print_improvement(rows: Sequence[dict[str, Any]]) -> None:
-    """Print the probabilities that a run of one group scores higher than one of another; nothing without rows."""
-    if rows:
+    """Print the probabilities that a run of one group scores higher than one of another, for groups of several runs."""
+    pairs = [
+        (f"{row['group']} than {row['over']}", f"{row['value']:.2f}", _interval(row))
+        for row in rows
+        if row["low"] is not None
+    ]
+    if pairs:
         out("", "probability that a run scores higher")
-        pairs = [(f"{row['group']} than {row['over']}", f"{row['value']:.2f}", _interval(row)) for row in rows]
         print_table(("", "p", "95 %"), pairs, right=(1,))
 
 
 def _interval(estimate: dict[str, Any]) -> str:
     """Format the 95 % interval of an estimate; "-" without one."""
     return "-" if estimate["low"] is None else f"{number(estimate['low'])} to {number(estimate['high'])}"
-
-
-def _value(value: Any) -> str:
-    """Format a key's value for a table; "-" for None."""
-    return "-" if value is None else str(value)
 
 
 def _sparks(groups: Sequence[Group], metrics: dict[str, str], axis: Axis, smooth: float | None) -> list[str]:

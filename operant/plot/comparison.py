@@ -18,6 +18,7 @@ from operant.runs import EVALUATION, RETURN
 from operant.text import safe
 
 _ENOUGH: Final = 4  # evaluations that make a curve
+_MOST_COLUMNS: Final = 4  # groups in the columns of the table of settings
 
 
 def default_metrics(groups: Sequence[Group]) -> dict[str, str]:
@@ -137,6 +138,23 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
         if len(method) > 1
     }
     return {**document, "overall_improvement": _improvements([*joined], [*joined.values()])}
+
+
+def settings_table(document: Mapping[str, Any], most: int | None = None) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return titles and rows of the table of keys in which groups differ, at most the first `most`: a row for each key,
+    or for each group if there are many groups and no more keys than groups. `document`: result of `compare`.
+    """
+    found = dict(list(document["differences"].items())[:most])
+    labels = [row["group"] for row in document["groups"]]
+    lines = [[_setting(value) for value in values] for values in found.values()]
+    if len(labels) > _MOST_COLUMNS and len(labels) >= len(found):
+        return ["group", *(key.removeprefix("algo.") for key in found)], [*zip(labels, *lines, strict=True)]
+    return ["key", *labels], [(key, *line) for key, line in zip(found, lines, strict=True)]
+
+
+def _setting(value: Any) -> str:
+    """Format the value of a key for a table: floats with six digits, "-" for None."""
+    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 class Summary(NamedTuple):

@@ -10,6 +10,7 @@ import base64
 import html
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -17,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from operant import runs
+from operant.plot.comparison import settings_table
 from operant.plot.selection import Group
 from operant.text import count, number, safe
 
@@ -25,6 +27,7 @@ _DASHES: Final = ("", "7 4", "2 3", "8 3 2 3")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 640, 300, 58, 40, 12  # pixels of a chart and its margins
 _TICKS: Final = 6  # at most so many intervals between ticks
 _MOST_PAIRS: Final = 20  # rows of the table of probabilities
+_OWN_NAME: Final = re.compile(r"(?m)(^\[run\]\n(?:(?!\[|name = ).*\n)*)name = .*\n")
 _STYLE: Final = """
 :root { color-scheme: light dark; --ground: #fbfbf8; --text: #202226; --dim: #63666d; --rule: #d9d9d2;
   --c0: #0072b2; --c1: #b56a00; --c2: #00795a; --c3: #a8527f; --c4: #2f86b5; --c5: #c04f00; --c6: #8c7a00;
@@ -40,6 +43,7 @@ h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
 th, td { border-bottom: 1px solid var(--rule); padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top }
 th { color: var(--dim); font-weight: 500 } td.n, th.n { text-align: right }
 svg { display: block; height: auto; max-width: 100% } svg text { fill: var(--dim); font-size: 12px }
+@media (max-width: 40rem) { svg text { font-size: 17px } }
 .grid { stroke: var(--rule) } figure { margin: 1rem 0 } figcaption, .note { color: var(--dim); font-size: .875rem }
 code, pre { font: .875rem/1.5 ui-monospace, monospace } pre {
   background: color-mix(in srgb, var(--text) 6%, transparent);
@@ -147,7 +151,11 @@ def _scores(document: Mapping[str, Any]) -> str:
         ("probability that a run scores higher", document["improvement"]),
         ("over all environments", document.get("overall_improvement", [])),
     ):
-        pairs = [(f"{one['group']} than {one['over']}", f"{one['value']:.2f}", _interval(one)) for one in improvement]
+        pairs = [
+            (f"{one['group']} than {one['over']}", f"{one['value']:.2f}", _interval(one))
+            for one in improvement
+            if one["low"] is not None
+        ]
         if pairs:
             parts.append(_table((heading, "p", "95 %"), pairs[:_MOST_PAIRS], (1,)))
         if len(pairs) > _MOST_PAIRS:
@@ -202,7 +210,7 @@ def _chart(environment: str, lines: Sequence[tuple[str, Any]], metric: str, axis
         marks.append(f'<text x="{across}" y="{_HEIGHT - 20}" text-anchor="middle">{_text(words)}</text>')
     keys = []
     for k, (label, band) in enumerate(lines):
-        colour, dash = f"var(--c{k % _COLOURS})", _DASHES[k // 2 % len(_DASHES)]
+        colour, dash = f"var(--c{k % _COLOURS})", _DASHES[(k // 2 + k // _COLOURS) % len(_DASHES)]
         style = f'fill="none" stroke="{colour}" stroke-dasharray="{dash}"'
         if band.low is not None:
             edge = " ".join([*place(band.x, band.high), *reversed(place(band.x, band.low))])
@@ -240,11 +248,7 @@ def _differences(document: Mapping[str, Any]) -> str:
     """Return the table of configuration keys in which the groups differ."""
     if not document["differences"]:
         return "<p>None: the groups have the same configuration.</p>"
-    heads = ("key", *(row["group"] for row in document["groups"]))
-    rows = [
-        (key, *("-" if value is None else value for value in values)) for key, values in document["differences"].items()
-    ]
-    return _table(heads, rows)
+    return _table(*settings_table(document))
 
 
 def _runs(groups: Sequence[Group]) -> str:
@@ -282,7 +286,7 @@ def _repeat(group: Group) -> str:
     ]
     first = group.entries[0].run
     text = first.config_path.read_text(encoding="utf-8", errors="replace") if first.config_path.is_file() else ""
-    shown = html.escape(safe(text, 20_000, lines=True))
+    shown = html.escape(safe(_OWN_NAME.sub(r"\1", text), 20_000, lines=True))  # the name of the run is taken
     return (
         f"<p>{_text(group.label)}: save its configuration as config.toml, then</p>"
         f"<pre>{html.escape(chr(10).join(commands))}</pre>"

@@ -14,7 +14,7 @@ import pytest
 from made_runs import made
 
 from operant import plot, runs
-from operant.runs import groups, membership
+from operant.runs import groups, membership, sweeps
 
 pytestmark = pytest.mark.skipif(find_spec("scipy") is None, reason="needs scipy")
 
@@ -400,10 +400,11 @@ def test_ticks_of_a_report_are_round_and_within_the_range():
 
 
 def test_report_limits_its_pairs_and_repeats_separate_seeds_separately(here, tmp_path):
-    for k in range(8):
-        learner(tmp_path / "runs", "ppo", 1, top=10 * k, gamma=0.9 + k / 100, id_=f"one{k}")
-    learner(tmp_path / "runs", "ppo", 7, top=5, gamma=0.9, id_="one8", python="3.11.7", torch="2.13.0", numba="0.65.1")
-    names = [f"one{k}" for k in range(9)]
+    names = [f"one{k}.{seed}" for k in range(8) for seed in ((1, 7) if k == 0 else (1, 2))]
+    versions = {"python": "3.11.7", "torch": "2.13.0", "numba": "0.65.1"}
+    for name in names:
+        k, seed = int(name[3]), int(name[5])
+        learner(tmp_path / "runs", "ppo", seed, top=10 * k, gamma=0.9 + k / 100, id_=name, **versions)
     assert here("report", *names, "--x", "seconds", "--smooth", "0.1").code == 0
     page = (tmp_path / "report.html").read_text()
     assert page.count(" than ") == 20 and "8 more pairs are not shown" in page, "8 groups have 28 pairs"
@@ -414,6 +415,39 @@ def test_report_limits_its_pairs_and_repeats_separate_seeds_separately(here, tmp
     assert done.code == 2 and "already exists" in done.err
     assert here("report", *names, "--out", "report.pdf").code == 2
     assert "RUN|GROUP|SWEEP" in here("report", "--help").out
+
+
+def test_report_of_a_sweep_names_its_trials_and_has_no_pairs_of_single_runs(here, tmp_path):
+    folder = tmp_path / "runs" / "search"
+    folder.mkdir(parents=True)
+    (folder / sweeps.FILE).write_text("[sweep]\ntrials = 7\n")
+    sweeps.create_identity(folder)
+    for trial in range(7):
+        own = membership.identity(sweeps.uuid(folder), trial)
+        state = "stopped" if trial == 6 else "finished"
+        learner(
+            tmp_path / "runs",
+            "ppo",
+            1,
+            top=10 * trial,
+            gamma=0.9 + trial / 100,
+            id_=f"search.{trial}",
+            state=state,
+            **own,
+        )
+    assert here("report", "search").out == "report.html  6 runs in 6 groups\n", "only finished trials have a result"
+    page = (tmp_path / "report.html").read_text()
+    assert "<td>search.5</td>" in page and "than search" not in page and "search.6" not in page
+    assert "<th>group</th><th>gamma</th>" in page, "many groups: a row for each"
+    assert "than search" not in here("compare", "search", "--label", "search=gammas").out
+    assert "gammas.5" in here("compare", "search", "--label", "search=gammas").out
+
+
+def test_the_configuration_in_a_report_has_no_name_of_a_run(here, tmp_path):
+    learner(tmp_path / "runs", "ppo", 1, top=10, id_="one")
+    assert here("report", "one").code == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "name = &quot;cartpole&quot;" in page and "name = &quot;x1&quot;" not in page
 
 
 def test_report_of_a_group_is_one_row_with_its_name(here, tmp_path):
