@@ -36,7 +36,7 @@ import tomli_w
 from scipy.stats import t as student
 
 import operant
-from operant import __version__, runs
+from operant import __version__, envs, runs
 from operant.config import recipes
 from operant.config.load import load
 from operant.export import policy
@@ -134,6 +134,8 @@ def keep(recipe: str, result: dict[str, Any], episodes: int, overrides: list[str
         "version": __version__,
         "commit": commit(),
     }
+    if (model := getattr(envs.find(about["env"]), "source", None)) is not None:
+        about["extra"] = model.extra  # installs MuJoCo, which compiles a robot's model
     kept = {"schema": 1, "id": folder.name, "uuid": run.document["uuid"], "env": about["env"], "algo": about["algo"]}
     (folder / "run.json").write_text(json.dumps({**kept, "zoo": about}, indent=1) + "\n", encoding="utf-8")
     tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith("policy/")}

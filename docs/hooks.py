@@ -216,7 +216,8 @@ def policies() -> str:
         about = pretrained.about(name)
         mean = f"{about['return']:.4g} ± {about['ci95']:.2g}"
         version = f"{about['version']} {about['commit']}"
-        rows.append((f"`zoo:{name}`", mean, count(about["step"]), f"`{about['command']}`", version))
+        extra = f" (extra `{about['extra']}`)" if "extra" in about else ""
+        rows.append((f"`zoo:{name}`{extra}", mean, count(about["step"]), f"`{about['command']}`", version))
     return table(("policy", "return", "steps", "trained by", "version, commit"), rows)
 
 

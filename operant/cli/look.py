@@ -140,7 +140,11 @@ def list_zoo(as_json: JsonOption = False) -> None:
     width = max((len(name) for name, _ in policies), default=0)
     for name, about in policies:
         spread = f"{about['return']:,.6g} ± {about['ci95']:.2g}"
-        out(f"{name:{width}}  return {spread:16}  {about['step']:>12,} steps of {about['algo']}  ({about['command']})")
+        extra = f"  needs the extra {about['extra']}" if "extra" in about else ""
+        out(
+            f"{name:{width}}  return {spread:16}  {about['step']:>12,} steps of {about['algo']}  ({about['command']})"
+            f"{extra}"
+        )
 
 
 @app.command("runs")

@@ -235,7 +235,7 @@ def show_documentation(
         )
     pages = {path.relative_to(_SITE).with_suffix("").as_posix(): path for path in sorted(_SITE.glob("**/*.html"))}
     wanted = page.removesuffix(".html").removesuffix(".md")
-    found = [name for name in pages if wanted in (name, name.rpartition("/")[2])]
+    found = [name for name in pages if name == wanted] or [name for name in pages if name.endswith(f"/{wanted}")]
     if not found:
         by_title = {part: name for name in pages for part in (name, name.rpartition("/")[2])}
         similar = dict.fromkeys(by_title[word] for word in difflib.get_close_matches(wanted, by_title, n=3))

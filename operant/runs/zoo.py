@@ -46,7 +46,7 @@ def exported(shipped: Run) -> Path:
 
 def about(name: str) -> dict[str, Any]:
     """Return how a policy was trained and what it returns: env, algo, recipe, command, seed, step, return, ci95,
-    episodes, version and commit.
+    episodes, version and commit; `extra` if the environment needs one.
     """
     found = read_json(FOLDER / name / "run.json").get("zoo")
     return found if isinstance(found, dict) else {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -39,8 +40,12 @@ _LAST = ("keeps to its columns", "runs")  # if one of these fails, later finding
 
 def compiles_for_cuda(checked: BoundsChecked) -> list[Finding]:
     """Check that every function of the environment compiles to PTX and contains no float64 instructions; one finding
-    each.
+    each. A warning where numba-cuda is not installed.
     """
+    if find_spec("numba_cuda") is None:
+        return [
+            Finding("compiles for CUDA", True, "not checked: it needs numba-cuda, pip install 'operant[gpu]'", True)
+        ]
     name, names = "compiles for CUDA", ", ".join(f"sm_{major}{minor}" for major, minor in ARCHITECTURES)
     instructions: list[str] = []
     for capability in ARCHITECTURES:

@@ -374,7 +374,7 @@ def test_docs_names_the_page_of_the_installation(here, tmp_path, monkeypatch):
     done = here("docs")
     assert done.code == 3 and "mkdocs build" in done.err
     (tmp_path / "site" / "algorithms").mkdir(parents=True)
-    for page in ("index", "algorithms/ppo"):
+    for page in ("index", "algorithms/index", "algorithms/ppo"):
         (tmp_path / "site" / f"{page}.html").write_text("<p>")
     for words, page in (((), "index"), (("ppo",), "algorithms/ppo"), (("algorithms/ppo",), "algorithms/ppo")):
         assert here("docs", *words).out.strip() == str(tmp_path / "site" / f"{page}.html")

@@ -109,6 +109,12 @@ def test_each_check_is_reported_before_its_finding(monkeypatch):
         assert isinstance(told[names.index(look) + 1], Finding) and names[names.index(look) + 1] == look, names
 
 
+def test_without_numba_cuda_the_check_for_gpus_is_a_warning_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    (finding,) = module.compiles_for_cuda(None)
+    assert finding.passed and finding.warning and "pip install 'operant[gpu]'" in finding.detail
+
+
 @pytest.mark.slow
 def test_a_good_file_passes_everything(tmp_path):
     path = tmp_path / "mine.py"
