@@ -37,6 +37,47 @@ def source(name: str) -> Path:
     return ASSETS / f"{name}.xml"
 
 
+def quadruped(joints: int = 3, integrator: str = "implicitfast") -> str:
+    """MJCF text of a robot that is made up: a trunk with four legs of `joints` hinges each, driven to positions with
+    damping, on a plane.
+    """
+    axes, legs, actuators = ("1 0 0", "0 1 0", "0 1 0"), "", ""
+    for leg in range(4):
+        x, y, name = (0.2, -0.2)[leg // 2], (0.12, -0.12)[leg % 2], f"leg{leg}"
+        inner = '<geom type="sphere" size="0.025" pos="0 0 -0.02" friction="0.8 0.02 0.01"/>'
+        for k in reversed(range(joints)):
+            inner = (
+                f'<body pos="{f"{x} {y} 0" if k == 0 else "0 0 -0.14"}"><joint name="{name}_{k}" axis="{axes[k % 3]}" '
+                f'range="-80 80" damping="{0.2 + 0.1 * k}" armature="0.01" frictionloss="{0.1 * (k == 1)}"/>'
+                f'<geom type="capsule" fromto="0 0 0 0 0 -0.12" size="0.02"/>{inner}</body>'
+            )
+            actuators += (
+                f'<position joint="{name}_{k}" kp="{25 + 5 * k}" kv="{0.8 + 0.3 * k}" ctrlrange="-1 1" '
+                f'forcerange="-{15 - 5 * k} {15 - 5 * k}"/>'
+            )
+        legs += inner
+    return f"""
+<mujoco>
+  <option timestep="0.004" integrator="{integrator}"/>
+  <default><geom contype="0" conaffinity="1"/></default>
+  <worldbody>
+    <geom type="plane" size="5 5 1" contype="1" conaffinity="0"/>
+    <body pos="0 0 0.5"><freejoint/><geom type="box" size="0.25 0.1 0.06" mass="6"/>{legs}</body>
+  </worldbody>
+  <tendon>
+    <fixed name="knees" damping="0.3" stiffness="2"><joint joint="leg0_1" coef="1"/><joint joint="leg1_1" coef="-1"/>
+    <joint joint="leg0_2" coef="0.5"/></fixed>
+  </tendon>
+  <actuator>
+    {actuators}
+    <velocity joint="leg0_0" kv="0.5"/>
+    <general tendon="knees" gaintype="affine" gainprm="1 0.3 -0.4" biastype="affine" biasprm="0 -1 -0.2"/>
+    <general joint="leg3_1" dyntype="filter" dynprm="0.03" gaintype="affine" gainprm="2 0 -0.3"/>
+  </actuator>
+</mujoco>
+"""
+
+
 def compiled(name: str) -> Any:
     """MuJoCo's model of one of Gymnasium's names, of `dm_control/DOMAIN`, or of the text of an MJCF file."""
     if "<" in name:
@@ -84,9 +125,12 @@ def states(m: Any, d: Any, count: int, rng: np.random.Generator) -> Iterator[np.
         yield rng.uniform(-1.2, 1.2, m.nu) * bound
 
 
-def step_errors(name: str, real: Any, count: int, seed: int = 0) -> Errors:
-    """Errors of single steps of a model (as `compiled` names it) from `count` states, each set from MuJoCo's."""
+def step_errors(name: str, real: Any, count: int, seed: int = 0, integrator: int | None = None) -> Errors:
+    """Errors of single steps of a model (as `compiled` names it) from `count` states, each set from MuJoCo's. Another
+    integrator takes the place of the model's.
+    """
     m = compiled(name)
+    m.opt.integrator = m.opt.integrator if integrator is None else integrator
     d = mujoco.MjData(m)
     engine = build(Model.from_compiled(m), real)
     run, s = stepper(engine), np.zeros(engine.fields, real)

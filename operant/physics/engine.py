@@ -1,9 +1,9 @@
 """`build`: the device functions of one model.
 
-A step is `mj_step`: forward dynamics (position, velocity, actuation, constraints), then Euler with implicit damping or
-Runge-Kutta 4. The smooth part is a straight-line program of the model (`smooth`, recorded by `trace`); constraints are
-loops over the rows that are active (`rows`, `newton`). Everything between two steps of a lane is in its state column;
-everything else in a scratch array on the lane's stack, laid out by `layout`.
+A step is `mj_step`: forward dynamics (position, velocity, actuation, constraints), then Euler with implicit damping,
+implicitfast or Runge-Kutta 4. The smooth part is a straight-line program of the model (`smooth`, recorded by `trace`);
+constraints are loops over the rows that are active (`rows`, `newton`). Everything between two steps of a lane is in its
+state column; everything else in a scratch array on the lane's stack, laid out by `layout`.
 
 The same seed gives the same bits: no atomic operation, no order that depends on other lanes.
 """
@@ -22,7 +22,7 @@ from numpy import float32, int32
 
 from operant.compute.device import device, device_call
 from operant.errors import OperantError
-from operant.physics import collide, collide_convex, sensors, smooth
+from operant.physics import collide, collide_convex, fluids, implicit, sensors, smooth
 from operant.physics import constants as c
 from operant.physics.cones import cones
 from operant.physics.coverage import INSTEAD
@@ -334,10 +334,16 @@ class _Scratch:
             for i, x in enumerate(numbers):
                 tape.store(0, self.lay.at["tether"] + (1 + self.lay.chain) * k + i, x)
         smooth.passive_forces(m, state, q, v, self.scaling(tape, "damping"))
+        fluids.add_fluid_forces(m, state)
         smooth.actuation(m, state, q, v, ctrl, act, self.scaling(tape, "gear"))
         force = smooth.add(smooth.subtract(state.qfrc_passive, state.qfrc_bias), state.qfrc_actuator)
         self.store(tape, "qfrc_smooth", force)
         self.store(tape, "qacc_smooth", solve(factored, m.nv, force))
+        if m.opt_integrator == c.IMPLICITFAST:
+            mass, blocks = implicit.damped_mass(m, state, v, self.scaling(tape, "damping"))
+            self.store(tape, "damped M", [mass[key] for key in self.hessian.mass])
+            for body, block in blocks.items():
+                self.store(tape, f"damped M {body}", block)
         self.store(tape, "act_dot", state.act_dot)
         for k in self.touches:
             site = int(m.sensor_objid[k])
@@ -419,6 +425,26 @@ class _Scratch:
             a = solve(factor(mass, m.nv), m.nv, force)
         self._advance(tape, q, v, a, None)
 
+    def implicitfast(self, tape: Tape) -> None:
+        """Velocity by the acceleration, with the derivatives of damping, actuators and fluids taken implicitly, then
+        position by the new velocity (`mj_implicit`): (M - h D) a = f.
+        """
+        m = self.m
+        q, v = self.load(tape, "qpos", m.nq), self.load(tape, "qvel", m.nv)
+        self.store(tape, "warm", self.load(tape, "qacc", m.nv))
+        force = smooth.add(self.load(tape, "qfrc_smooth", m.nv), self.load(tape, "qfrc_constraint", m.nv))
+        mass, free = self.matrix(tape, "damped M", self.hessian.mass), implicit.free_bodies(m)
+        alone = {int(m.body_dofadr[body]) + k for body in free for k in range(6)}
+        for i, j in self.hessian.mass:
+            if i in alone:
+                mass[i, j] = float(i == j)
+        a = solve(factor(mass, m.nv), m.nv, force)
+        for body in free:
+            first = int(m.body_dofadr[body])
+            block = self.load(tape, f"damped M {body}", 36)
+            a[first : first + 6] = implicit.solve_six(block, force[first : first + 6])
+        self._advance(tape, q, v, a, None)
+
     def _advance(
         self, tape: Tape, q: list[Number], v: list[Number], a: list[Number], speed: list[Number] | None
     ) -> None:
@@ -482,8 +508,9 @@ def _integrator(m: Model, lay: Layout, make: Any, scratch: _Scratch, dynamics: A
     (`mj_checkPos`, `mj_checkVel`, `mj_checkAcc`).
     """
     bad, restore = _guard(m, lay, real)
-    if m.opt_integrator == c.EULER:
-        euler = _as_call(make("euler", scratch.euler))
+    if m.opt_integrator != c.RK4:
+        fast = m.opt_integrator == c.IMPLICITFAST
+        euler = _as_call(make("implicitfast", scratch.implicitfast) if fast else make("euler", scratch.euler))
         activations = make("activations", scratch.euler_activations) if m.na else _no_program
 
         @device_call

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from operant.physics import constants as c
+from operant.physics.implicit import free_bodies
 from operant.physics.model import Model
 from operant.physics.pairs import Pair, Tether
 from operant.physics.smooth import turning_dofs
@@ -112,6 +113,10 @@ def plan(
             w.take(name, count)
         for name, count in (("dqpos", m.nv), ("dqvel", m.nv), ("dact", m.na), ("turn", 3 * len(turning_dofs(m)))):
             w.take(name, count)
+    if m.opt_integrator == c.IMPLICITFAST:
+        w.take("damped M", len(hessian.mass))
+        for body in free_bodies(m):
+            w.take(f"damped M {body}", 36)
     for name in reads:
         w.take(f"read {name}", read_size(m, name))
     w.take("limit dof", limits)

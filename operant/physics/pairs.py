@@ -6,7 +6,6 @@ Source: MuJoCo's documentation, "Computation: collision detection" and "Constrai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from operant.errors import OperantError
 from operant.physics import constants as c
 from operant.physics.model import Model
-from operant.physics.smooth import matrix_of, tendon_dofs
+from operant.physics.smooth import matrix_of, moving_dofs, tendon_dofs
 
 
 @dataclass(frozen=True)
@@ -180,13 +179,6 @@ def _pair(
         (a, b), bodies, condim, margin, gap, tuple(float(mu) for mu in friction), safe_solref(m, solref),
         safe_solimp(solimp), tuple(sorted(dofs)),
     )  # fmt: skip
-
-
-def moving_dofs(m: Model, body: int) -> Iterator[int]:
-    """Numbers of all dofs that move a body."""
-    while body:
-        yield from range(int(m.body_dofadr[body]), int(m.body_dofadr[body] + m.body_dofnum[body]))
-        body = int(m.body_parentid[body])
 
 
 def safe_solref(m: Model, solref: np.ndarray) -> tuple[float, ...]:

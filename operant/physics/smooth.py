@@ -182,6 +182,8 @@ class State:
     qfrc_actuator: Vector = field(default_factory=list)
     actuator_force: Vector = field(default_factory=list)
     actuator_length: Vector = field(default_factory=list)
+    actuator_moment: list[dict[int, Number]] = field(default_factory=list)  # by dof
+    actuator_slope: Vector = field(default_factory=list)  # d force / d velocity, only for implicitfast
     act_dot: Vector = field(default_factory=list)
     ten_length: Vector = field(default_factory=list)
     ten_moment: list[dict[int, Number]] = field(default_factory=list)  # by dof
@@ -290,6 +292,14 @@ def ancestors(m: Model, dof: int) -> list[int]:
     return found
 
 
+def moving_dofs(m: Model, body: int) -> list[int]:
+    """Numbers of the dofs that move a body, the last first."""
+    while body and not m.body_dofnum[body]:
+        body = int(m.body_parentid[body])
+    last = int(m.body_dofadr[body] + m.body_dofnum[body]) - 1 if body else -1
+    return [last, *ancestors(m, last)] if last >= 0 else []
+
+
 def mass_matrix(m: Model, state: State) -> None:
     """Set in `state` the joint-space inertia M by composite rigid bodies: entries (i, j <= i) that can differ from 0
     (`mj_crb`).
@@ -355,45 +365,6 @@ def bias_forces(m: Model, state: State, v: Vector, gravity_factor: Number = 1.0)
     state.qfrc_bias = [dot(state.cdof[i], forces[m.dof_bodyid[i]]) for i in range(m.nv)]
 
 
-def fluid_forces(m: Model, state: State, forces: Vector) -> Vector:
-    """Joint forces plus viscosity and drag of each body's equivalent inertia box (MuJoCo's documentation, "Computation:
-    passive forces"; `mj_inertiaBoxFluidModel`).
-    """
-    density, viscosity = float(m.opt_density), float(m.opt_viscosity)
-    for body in range(1, m.nbody):
-        mass = float(m.body_mass[body])
-        if mass < c.MINVAL:
-            continue
-        i = [float(x) for x in m.body_inertia[body]]
-        x, y, z = (math.sqrt(max(c.MINVAL, i[(k + 1) % 3] + i[(k + 2) % 3] - i[k]) / mass * 6.0) for k in range(3))
-        # Velocity of the centre of mass along the principal axes: v + w x r
-        r = subtract(state.xipos[body], state.subtree_com[m.body_rootid[body]])
-        spin, slide = state.cvel[body][:3], add(state.cvel[body][3:], cross(state.cvel[body][:3], r))
-        w, u = rotate_back(state.ximat[body], spin), rotate_back(state.ximat[body], slide)
-        d = (x + y + z) / 3.0
-        turn = [
-            -math.pi * d**3 * viscosity * w[k] - density * side * (a**4 + b**4) / 64.0 * (abs(w[k]) * w[k])
-            for k, (side, a, b) in enumerate(((x, y, z), (y, x, z), (z, x, y)))
-        ]
-        push = [
-            -3.0 * math.pi * d * viscosity * u[k] - 0.5 * density * area * (abs(u[k]) * u[k])
-            for k, area in enumerate((y * z, x * z, x * y))
-        ]
-        turn, push = rotate(state.ximat[body], turn), rotate(state.ximat[body], push)
-        wrench = add(turn, cross(r, push)) + push
-        last = int(m.body_dofadr[body] + m.body_dofnum[body]) - 1 if m.body_dofnum[body] else _last_dof(m, body)
-        for k in [last, *ancestors(m, last)] if last >= 0 else []:
-            forces[k] = forces[k] + dot(state.cdof[k], wrench)
-    return forces
-
-
-def _last_dof(m: Model, body: int) -> int:
-    """Number of the last dof that moves a body; -1 for a fixed one."""
-    while body and not m.body_dofnum[body]:
-        body = int(m.body_parentid[body])
-    return int(m.body_dofadr[body] + m.body_dofnum[body]) - 1 if body else -1
-
-
 def tendon_coefficients(m: Model, tendon: int) -> dict[int, float]:
     """Coefficients of a fixed tendon by the number of the joint."""
     first = int(m.tendon_adr[tendon])
@@ -423,8 +394,8 @@ def tendon_dofs(m: Model, tendon: int) -> list[int]:
     found: set[int] = set()
     for first, second, _ in tendon_segments(m, tendon):
         bodies = int(m.site_bodyid[first]), int(m.site_bodyid[second])
-        for last in (_last_dof(m, body) for body in bodies if bodies[0] != bodies[1]):
-            found |= {last, *ancestors(m, last)} if last >= 0 else set()
+        for body in bodies if bodies[0] != bodies[1] else ():
+            found |= {*moving_dofs(m, body)}
     return sorted(found)
 
 
@@ -440,8 +411,7 @@ def spatial_tendon(m: Model, state: State, tendon: int) -> tuple[Number, dict[in
         if bodies[0] == bodies[1]:
             continue
         for body, point, sign in zip(bodies, ends, (-1.0, 1.0), strict=True):
-            last = _last_dof(m, body)
-            for dof in [last, *ancestors(m, last)] if last >= 0 else []:
+            for dof in moving_dofs(m, body):
                 # Velocity of the point: translation + rotation x (point - centre)
                 arm = subtract(point, state.subtree_com[m.body_rootid[m.dof_bodyid[dof]]])
                 axis = state.cdof[dof]
@@ -465,7 +435,7 @@ def tendons(m: Model, state: State, q: Vector, v: Vector) -> None:
 
 
 def passive_forces(m: Model, state: State, q: Vector, v: Vector, damping_factor: Number = 1.0) -> None:
-    """Set `state.qfrc_passive` (nv): sum of spring, damper and fluid forces in the joints (`mj_passive`)."""
+    """Set `state.qfrc_passive` (nv): sum of spring and damper forces in the joints (`mj_springdamper`)."""
     springs, dampers = not m.opt_disableflags & c.NO_SPRING, not m.opt_disableflags & c.NO_DAMPER
     forces: Vector = [0.0] * m.nv
     for joint in range(m.njnt):
@@ -483,8 +453,6 @@ def passive_forces(m: Model, state: State, q: Vector, v: Vector, damping_factor:
         )
         for dof, part in state.ten_moment[tendon].items():
             forces[dof] = forces[dof] + part * force
-    if (springs or dampers) and (m.opt_density or m.opt_viscosity):
-        forces = fluid_forces(m, state, forces)
     state.qfrc_passive = forces if springs or dampers else [0.0] * m.nv
 
 
@@ -504,13 +472,14 @@ def actuation(
     if m.opt_disableflags & c.NO_ACTUATION:
         state.qfrc_actuator, state.actuator_force = forces, [0.0] * m.nactuator
         return
+    unclipped = ctrl
     if not m.opt_disableflags & c.NO_CLAMPCTRL:
         ctrl = [clipped(x, m.actuator_ctrlrange[k]) if m.actuator_ctrllimited[k] else x for k, x in enumerate(ctrl)]
     # All controls are 0 where one is bad.
     fine: Number = 1.0
     for x in ctrl:
         fine = select(less(abs(x), c.MAXVAL), fine, 0.0)
-    ctrl = [select(less(0.5, fine), x, 0.0) for x in ctrl]
+    ctrl, unclipped = ([select(less(0.5, fine), x, 0.0) for x in values] for values in (ctrl, unclipped))
     for k in range(m.nactuator):
         gear, target = float(m.actuator_gear[k, 0]) * gear_factor, int(m.actuator_trnid[k, 0])
         if m.actuator_trntype[k] == c.IN_TENDON:
@@ -519,12 +488,12 @@ def actuation(
         else:
             dof = int(m.jnt_dofadr[target])
             moment, length, speed = {dof: gear}, gear * q[m.jnt_qposadr[target]], gear * v[dof]
-        drive = ctrl[m.actuator_ctrladr[k]]
+        drive, raw = (values[m.actuator_ctrladr[k]] for values in (ctrl, unclipped))
         if m.actuator_dyntype[k] != c.NO_DYNAMICS:
             at = int(m.actuator_actadr[k] + m.actuator_actnum[k]) - 1
             tau = max(c.MINVAL, float(m.actuator_dynprm[k, 0]))
             state.act_dot[at] = drive if m.actuator_dyntype[k] == c.INTEGRATOR else (drive - act[at]) / tau
-            drive = act[at]
+            drive = raw = act[at]
         gain, bias = (float(x) for x in m.actuator_gainprm[k, :1]), [float(x) for x in m.actuator_biasprm[k, :3]]
         factor: Number = next(gain)
         if m.actuator_gaintype[k] == c.AFFINE:
@@ -534,6 +503,9 @@ def actuation(
             force = force + (bias[0] + bias[1] * length + bias[2] * speed)
         if m.actuator_forcelimited[k]:
             force = clipped(force, m.actuator_forcerange[k])
+        if m.opt_integrator == c.IMPLICITFAST:
+            state.actuator_slope.append(_actuator_slope(m, k, raw, force))
+        state.actuator_moment.append(moment)
         state.actuator_force.append(force)
         state.actuator_length.append(length)
         for dof, part in moment.items():
@@ -543,6 +515,19 @@ def actuation(
             dof = int(m.jnt_dofadr[joint])
             forces[dof] = clipped(forces[dof], m.jnt_actfrcrange[joint])
     state.qfrc_actuator = forces
+
+
+def _actuator_slope(m: Model, k: int, drive: Number, force: Number) -> Number:
+    """Derivative of an actuator's force by its velocity; 0 at the limit of the force (`mjd_actuator_vel`). MuJoCo takes
+    the control here, `drive`, before it is clipped.
+    """
+    slope: Number = float(m.actuator_biasprm[k, 2]) if m.actuator_biastype[k] == c.AFFINE_BIAS else 0.0
+    if m.actuator_gaintype[k] == c.AFFINE:
+        slope = slope + float(m.actuator_gainprm[k, 2]) * drive
+    if m.actuator_forcelimited[k]:
+        low, high = (float(x) for x in m.actuator_forcerange[k])
+        slope = select(less(low, force), select(less(force, high), slope, 0.0), 0.0)
+    return slope
 
 
 def next_activation(m: Model, act: Vector, act_dot: Vector) -> Vector:

@@ -86,7 +86,7 @@ def _contents(model: Model) -> str:
     geoms = Counter(c.GEOM_NAMES[kind] for kind in model.geom_type)
     parts = [f"nq {model.nq}, nv {model.nv}, nu {model.nu}", f"{model.nbody - 1} bodies"]
     parts += [f"{count} {name}{'s' * (count > 1)}".replace("boxs", "boxes") for name, count in geoms.items()]
-    integrator = {c.EULER: "Euler", c.RK4: "RK4"}.get(model.opt_integrator, "implicit")
+    integrator = {c.EULER: "Euler", c.RK4: "RK4"}.get(model.opt_integrator, "implicitfast")
     solver = {c.PGS: "PGS", c.NEWTON: "Newton"}.get(model.opt_solver, "CG")
     return f"{', '.join(parts)}; {integrator}, {solver}, time step {model.opt_timestep:g} s"
 

@@ -16,6 +16,7 @@ import physics_parity as parity
 from operant.compute.fingerprint import fingerprint
 from operant.errors import OperantError
 from operant.physics import Model, build
+from operant.physics.constants import EULER, IMPLICITFAST
 from operant.physics.trace import Tape, needed, sin
 
 BALLS = """
@@ -157,8 +158,9 @@ TETHERS = """
 """Limited tendons through sites and along a joint."""
 
 
-def test_a_step_with_limited_tendons_is_mujocos_to_rounding():
-    errors = parity.step_errors(TETHERS, float64, 400)
+@pytest.mark.parametrize("integrator", [EULER, IMPLICITFAST])
+def test_a_step_with_limited_tendons_is_mujocos_to_rounding(integrator):
+    errors = parity.step_errors(TETHERS, float64, 400, integrator=integrator)
     assert errors.values.max() < 1e-10
     assert errors.rows == 2 and errors.contacts == 0
 
@@ -219,6 +221,104 @@ def test_joints_tendons_actuators_and_fluids_are_mujocos_to_rounding():
     errors = parity.step_errors(BALLS, float64, 300)
     assert errors.values.max() < 1e-10
     assert errors.rows >= 2
+
+
+SWIMMERS = """
+<mujoco>
+  <option timestep="0.004" density="900" viscosity="0.2" wind="0.3 -0.2 0.1" integrator="INTEGRATOR"/>
+  <default>
+    <geom density="1100" contype="0" conaffinity="0" fluidshape="ellipsoid"/>
+    <joint damping="0.05"/>
+  </default>
+  <worldbody>
+    <body pos="0 0 1">
+      <freejoint/>
+      <geom type="ellipsoid" size="0.25 0.08 0.12" quat="0.9 0.1 0.3 0.2"/>
+      <body pos="-0.25 0 0">
+        <joint axis="0 0 1"/>
+        <geom type="capsule" size="0.05 0.12" euler="0 90 0" pos="-0.15 0 0" fluidcoef="0.3 0.1 1.2 0.8 0.6"/>
+        <geom type="sphere" size="0.06" pos="-0.1 0.1 0.1" fluidshape="none"/>
+        <body pos="-0.35 0 0">
+          <joint type="ball"/>
+          <geom type="box" size="0.1 0.02 0.15" pos="-0.1 0 0"/>
+          <geom type="cylinder" size="0.04 0.1" pos="-0.2 0 0.05"/>
+        </body>
+      </body>
+      <body pos="0.1 0.1 0">
+        <joint axis="0 1 0.3"/>
+        <geom type="box" size="0.05 0.1 0.01" pos="0 0.1 0" fluidshape="none"/>
+      </body>
+    </body>
+    <body pos="1 1 1">
+      <freejoint/>
+      <geom type="ellipsoid" size="0.2 0.1 0.05" pos="0.05 0 0.02"/>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+"""Ellipsoids in a fluid that flows, an inertia box among them, and a body of its own."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("integrator", ["Euler", "RK4", "implicitfast"])
+def test_ellipsoids_in_a_fluid_are_mujocos_to_rounding(integrator):
+    text = SWIMMERS.replace("INTEGRATOR", integrator)
+    errors = parity.step_errors(text, float64, 400)
+    assert len(errors.values) > 300, "states that MuJoCo leaves within bounds"
+    assert errors.values.max() < 1e-10
+    single = np.median(parity.step_errors(text, float32, 400).values, axis=0)
+    assert single[:2].max() < 1e-6 and single.max() < 1e-5
+
+
+LOOSE = """
+<mujoco>
+  <option timestep="0.01" integrator="implicitfast" density="30"/>
+  <worldbody>
+    <geom type="plane" size="5 5 1"/>
+    <body pos="0 0 0.4" quat="0.9 0.2 0.3 0.1">
+      <freejoint/>
+      <geom type="capsule" size="0.02 0.3" euler="20 30 0"/>
+    </body>
+    <body pos="1 0 0.4">
+      <joint type="free" damping="0.3"/>
+      <geom type="box" size="0.1 0.2 0.05" pos="0.2 0.1 0"/>
+      <body pos="0 0 0.3" euler="20 0 0">
+        <geom type="ellipsoid" size="0.1 0.2 0.15" fluidshape="ellipsoid" contype="0" conaffinity="0"/>
+      </body>
+    </body>
+    <body pos="2 0 1">
+      <joint name="x" type="slide" axis="1 0 0" damping="2"/>
+      <joint name="z" type="slide" axis="0 0 1" damping="1"/>
+      <geom type="sphere" size="0.1"/>
+    </body>
+  </worldbody>
+  <tendon><fixed damping="3"><joint joint="x" coef="1"/><joint joint="z" coef="2"/></fixed></tendon>
+</mujoco>
+"""
+"""Bodies that spin by themselves, one of them of two parts, and slides whose inertia is diagonal."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text,contacts",
+    [(parity.quadruped(), 20), (LOOSE, 3), (BALLS.replace("RK4", "implicitfast"), 0)],
+    ids=["quadruped", "loose bodies", "balls"],
+)
+def test_a_step_by_implicitfast_is_mujocos_to_rounding(text, contacts):
+    errors = parity.step_errors(text, float64, 600)
+    assert errors.values.max() < 1e-10
+    assert len(errors.values) > 500 and errors.lost == 0
+    assert errors.contacts >= contacts
+    assert np.median(parity.step_errors(text, float32, 600).values, axis=0)[:2].max() < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["half_cheetah", "ant"])
+def test_a_step_by_implicitfast_of_gymnasiums_models_is_mujocos_to_rounding(name):
+    errors = parity.step_errors(name, float64, 2000, integrator=IMPLICITFAST)
+    assert errors.values.max() < 1e-10
+    single = parity.step_errors(name, float32, 2000, integrator=IMPLICITFAST)
+    assert np.median(single.values, axis=0)[:2].max() < 1e-6
 
 
 @pytest.mark.slow
