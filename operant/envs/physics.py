@@ -54,11 +54,13 @@ Rules
 - `modified(model, params)` returns a changed copy of the model (`model.replace(geom_friction=...)`), for parameters of
   the robot: friction, gear, damping, ranges, gravity. They hold for a run. What MuJoCo derives from masses and lengths
   is not derived again.
-- `scales=("gravity", "damping", "gear")` draws parameters of the robot per lane (domain randomisation): `d` then holds
-  `d.gravity_scale`, `d.damping_scale`, `d.gear_scale`, one number each by which the model's gravity, the damping of all
-  joints, the gear of all actuators are multiplied. Each is 1 at the start of `reset`, which draws it from a range in
-  `Params`: `d.gravity_scale[0] = p.gravity_min + (p.gravity_max - p.gravity_min) * uniform(key, 100)`. It holds for the
-  episode, and `observe` may show it. Friction, masses and armature are not drawn per lane.
+- `scales=("friction", "mass")` draws parameters of the robot per lane (domain randomisation): `d` then holds
+  `d.friction_scale` and `d.mass_scale`, one number each, by which the model's are multiplied. Each is 1 at the start of
+  `reset`, which draws it from a range in `Params`: `d.mass_scale[0] = p.mass_min + (p.mass_max - p.mass_min) *
+  uniform(key, 100)`. It holds for the episode, and `observe` may show it. There are `gravity`; `damping` of all joints;
+  `gear` of all actuators; sliding `friction` of all contacts; `range`, both ends of the limits of all joints; `mass`,
+  mass and inertia of all bodies; `armature` of all joints. What MuJoCo derives from masses and armature follows.
+  `random_joints` draws from the model's own ranges.
 - `tally`: as in operant/envs/base.py. Two are added: `lost_contacts`, contacts for which a lane had no room, and
   `bad_states`, states that were not finite or too large, after which the model starts again as in MuJoCo.
 - `view`: camera of the pictures, see `View`.

@@ -16,7 +16,7 @@ from typing import Any
 from operant.compute.device import device, device_call
 from operant.physics.layout import Layout
 from operant.physics.model import Model
-from operant.physics.rows import NUMBERS, PLACES, Contacts
+from operant.physics.rows import PLACES, Contacts
 
 TOP, BOTTOM, MIDDLE = range(3)
 
@@ -39,7 +39,7 @@ def cones(m: Model, lay: Layout, contacts: Contacts, in_hessian: Any, real: Any)
     CD, CR, CV, CJ = (lay.at[f"contact {name}"] for name in ("D", "r", "v", "J"))
     H = lay.at.get("H", 0)
     nv, rows, chain = m.nv, lay.rows, lay.chain
-    places, dofs, numbers = contacts.places, contacts.dofs, contacts.numbers
+    places, dofs, friction = contacts.places, contacts.dofs, contacts.friction
     zero, half, one, two = real(0.0), real(0.5), real(1.0), real(2.0)
     shrink = real(1.0 / math.sqrt(m.opt_impratio))
 
@@ -58,7 +58,7 @@ def cones(m: Model, lay: Layout, contacts: Contacts, in_hessian: Any, real: Any)
         """Inner product, a number, of the scaled tangential parts of two vectors of a contact."""
         total = zero
         for i in range(1, places(PLACES * pair + 5)):
-            mu = numbers(NUMBERS * pair + 1 + i)
+            mu = friction(w, pair, i)
             total += (mu * w[a + i]) * (mu * w[b + i])
         return total
 
@@ -74,14 +74,14 @@ def cones(m: Model, lay: Layout, contacts: Contacts, in_hessian: Any, real: Any)
 
     @device_call
     def cost(w, k, pair, r):
-        mu = shrink * numbers(NUMBERS * pair + 2)
+        mu = shrink * friction(w, pair, 1)
         normal = mu * w[r]
         zone, length = zone_of(normal, squares(w, pair, r, r), mu)
         return energy(zone, normal, length, mu, w[CD + k] / (mu * mu))
 
     @device_call
     def force(w, k, pair, r):
-        mu = shrink * numbers(NUMBERS * pair + 2)
+        mu = shrink * friction(w, pair, 1)
         normal, e = mu * w[r], w[CD + k] / (mu * mu)
         zone, length = zone_of(normal, squares(w, pair, r, r), mu)
         if zone == TOP:
@@ -93,7 +93,7 @@ def cones(m: Model, lay: Layout, contacts: Contacts, in_hessian: Any, real: Any)
 
     @device_call
     def add_hessian(w, k, pair):
-        mu, r = shrink * numbers(NUMBERS * pair + 2), CR + k * rows
+        mu, r = shrink * friction(w, pair, 1), CR + k * rows
         normal, e = mu * w[r], w[CD + k] / (mu * mu)
         zone, length = zone_of(normal, squares(w, pair, r, r), mu)
         if zone == TOP:
@@ -109,13 +109,13 @@ def cones(m: Model, lay: Layout, contacts: Contacts, in_hessian: Any, real: Any)
         for a in range(moving):
             x0, along_x = mu * w[row + a], zero
             for i in range(1, dims):
-                slip = numbers(NUMBERS * pair + 1 + i)
+                slip = friction(w, pair, i)
                 along_x += (slip * w[r + i]) * (slip * w[row + i * chain + a])
             dof = dofs(chain * pair + a)
             for b in range(a + 1):
                 y0, along_y, both = mu * w[row + b], zero, zero
                 for i in range(1, dims):
-                    slip = numbers(NUMBERS * pair + 1 + i)
+                    slip = friction(w, pair, i)
                     y = slip * w[row + i * chain + b]
                     along_y += (slip * w[r + i]) * y
                     both += (slip * w[row + i * chain + a]) * y
@@ -125,7 +125,7 @@ def cones(m: Model, lay: Layout, contacts: Contacts, in_hessian: Any, real: Any)
 
     @device_call
     def along(w, k, pair, alpha):
-        mu, r, v = shrink * numbers(NUMBERS * pair + 2), CR + k * rows, CV + k * rows
+        mu, r, v = shrink * friction(w, pair, 1), CR + k * rows, CV + k * rows
         e = w[CD + k] / (mu * mu)
         dm = e / (one + mu * mu)
         u0, v0 = mu * w[r], mu * w[v]

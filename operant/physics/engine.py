@@ -26,13 +26,14 @@ from operant.physics import collide, collide_convex, fluids, implicit, sensors, 
 from operant.physics import constants as c
 from operant.physics.cones import cones
 from operant.physics.coverage import INSTEAD
+from operant.physics.factors import inverse_weights
 from operant.physics.layout import READS, SCALES, Layout, plan
 from operant.physics.local import local_array
 from operant.physics.model import Model
-from operant.physics.newton import Programs, newton
+from operant.physics.newton import Programs, loss_numbers, newton
 from operant.physics.pairs import Pair, find_pairs, find_tethers, stay_apart
 from operant.physics.pgs import pgs
-from operant.physics.rows import NUMBERS, PLACES, Contacts, limit_rows
+from operant.physics.rows import PLACES, Contacts, limit_rows
 from operant.physics.sparse import Pattern, factor, find_pattern, solve, times
 from operant.physics.tables import table
 from operant.physics.trace import Number, Tape, program
@@ -195,6 +196,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
         nl, nc = limits(w), find(w)
         return constrain(w, nl, nc)
 
+    lighten = _as_call(make("lighten", scratch.lighten)) if "lighter dof" in lay.at else _no_program
     advance = _integrator(m, lay, make, scratch, dynamics, wrenches, real)
     # The state's fields lie in the scratch in their order.
     first, fields, size = lay.at["qpos"], lay.fields, lay.size
@@ -222,6 +224,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
     def steps(s, ctrl, w, n):
         for k in range(fields):
             w[first + k] = s[k]
+        lighten(w)
         for _ in range(n):
             advance(w, ctrl)
         for k in range(fields):
@@ -238,6 +241,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
     def forward(s, ctrl, w):
         for k in range(fields):
             w[first + k] = s[k]
+        lighten(w)
         found = dynamics(w, ctrl)
         wrenches(w, found)
         s[lost] = w[first + lost]
@@ -309,7 +313,8 @@ class _Scratch:
         act = self.load(tape, "act", m.na)
         state = smooth.kinematics(m, q, "xquat" in reads)
         smooth.centres(m, state)
-        smooth.mass_matrix(m, state)
+        mass_factor = self.scaling(tape, "mass")
+        smooth.mass_matrix(m, state, mass_factor, self.scaling(tape, "armature"))
         factored = factor(state.M, m.nv)
         self.store(tape, "M", [state.M[key] for key in self.hessian.mass])
         self.store(tape, "LD", [factored[key] for key in self.hessian.mass])
@@ -326,7 +331,7 @@ class _Scratch:
 
         # f_smooth = passive - bias + actuators,  a_smooth = M^-1 f_smooth
         smooth.velocities(m, state, v)
-        smooth.bias_forces(m, state, v, self.scaling(tape, "gravity"))
+        smooth.bias_forces(m, state, v, self.scaling(tape, "gravity"), mass_factor)
         smooth.tendons(m, state, q, v)
         tethers = find_tethers(m)
         for k, entry in enumerate(tethers):
@@ -368,7 +373,10 @@ class _Scratch:
     def keep(self, tape: Tape, name: str, state: smooth.State, q: list[Number], v: list[Number]) -> None:
         """Store a quantity that a reader asked for, except touch sensors, which are 0 where nothing can touch."""
         if not name.startswith("sensor"):
-            self.store(tape, f"read {name}", self.quantity(name, state))
+            values = self.quantity(name, state)
+            if name == "cinert":
+                values = smooth.scale(values, self.scaling(tape, "mass"))
+            self.store(tape, f"read {name}", values)
             return
         m, at = self.m, self.lay.at[f"read {name}"]
         for k in sensors.named(m, name):
@@ -389,6 +397,25 @@ class _Scratch:
             return [x for entry in placed for x in entry[what == "xmat"]]
         values = getattr(state, name)
         return [x for value in values for x in value] if isinstance(values[0], list) else list(values)
+
+    def lighten(self, tape: Tape) -> None:
+        """Record what the constraint rows take from the lane's masses and armature: changes of inverse weights of
+        bodies, dofs and tendons, and D and bound of dry friction.
+        """
+        m, at = self.m, self.lay.at
+        weights, mass, armature = inverse_weights(m), self.scaling(tape, "mass"), self.scaling(tape, "armature")
+        for body in sorted({body for pair in self.pairs for body in pair.bodies}):
+            tape.store(0, at["lighter body"] + body, weights.change(weights.body[body], mass, armature))
+        for k, entry in enumerate(find_tethers(m)):
+            tape.store(0, at["lighter tether"] + k, weights.change(weights.tendon[entry.tendon], mass, armature))
+        loss = loss_numbers(m)
+        for dof in sorted({*map(int, m.jnt_dofadr[m.jnt_limited > 0]), *map(int, loss[:, 0])}):
+            tape.store(0, at["lighter dof"] + dof, weights.change(weights.dof[dof], mass, armature))
+        for k, (dof, d, bound, _, _) in enumerate(loss):
+            # R grows with the inverse weight.
+            ratio = 1.0 + tape.load(0, at["lighter dof"] + int(dof)) * (1.0 / float(m.dof_invweight0[int(dof)]))
+            tape.store(0, at["loss D"] + k, float(d) / ratio)
+            tape.store(0, at["loss bound"] + k, float(bound) * ratio)
 
     def times(self, tape: Tape, to: str, of: str) -> None:
         """Record a product with the inertia: w[to] = M w[of]."""
@@ -598,7 +625,7 @@ def _normal_force(m: Model, lay: Layout, contacts: Contacts, real: Any) -> Any:
     """Make the device function (w, contact) that returns the normal force of a contact, N."""
     PAIR, D, R = (lay.at[f"contact {name}"] for name in ("pair", "D", "r"))
     rows, zero, dual = lay.rows, real(0.0), m.opt_solver == c.PGS
-    places, numbers = contacts.places, contacts.numbers
+    places, friction = contacts.places, contacts.friction
     elliptic = bool(m.opt_cone == c.ELLIPTIC)
     cone_force = cones(m, lay, contacts, None, real).force
 
@@ -612,7 +639,7 @@ def _normal_force(m: Model, lay: Layout, contacts: Contacts, real: Any) -> Any:
             return normal
         for i in range(1, dims):
             # Edges of the pyramid: normal +- mu friction
-            slip = numbers(NUMBERS * pair + 1 + i) * w[r + i]
+            slip = friction(w, pair, i) * w[r + i]
             normal += zero if dual else -d * min(w[r] + slip, zero) - d * min(w[r] - slip, zero)
         return normal
 
@@ -628,7 +655,7 @@ def _wrenches(m: Model, lay: Layout, contacts: Contacts, normal_force: Any, real
     rows, nbody, zero = lay.rows, m.nbody, real(0.0)
     elliptic = bool(m.opt_cone == c.ELLIPTIC)
     cone_force = cones(m, lay, contacts, None, real).force
-    places, numbers, dual = contacts.places, contacts.numbers, m.opt_solver == c.PGS
+    places, friction, dual = contacts.places, contacts.friction, m.opt_solver == c.PGS
     body, root, pairs = table(m.geom_bodyid.astype(int32)), table(m.body_rootid.astype(int32)), contacts.pairs
 
     @device_call
@@ -641,7 +668,7 @@ def _wrenches(m: Model, lay: Layout, contacts: Contacts, normal_force: Any, real
             _, _, factor_of_slip = cone_force(w, k, pair, r)
         t0, t1, t2, f0, f1, f2 = zero, zero, zero, zero, zero, zero
         for i in range(1, dims):
-            mu = numbers(NUMBERS * pair + 1 + i)
+            mu = friction(w, pair, i)
             slip = mu * w[r + i]
             first, second = -d * min(w[r] + slip, zero), -d * min(w[r] - slip, zero)
             pull = w[r + i] if dual else (factor_of_slip * mu * slip if elliptic else mu * (first - second))

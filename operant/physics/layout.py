@@ -23,8 +23,10 @@ Most contacts in 2,000 random states, poses below the floor among them (possible
 DUALS = 64
 """Rows that a lane has room for under PGS, whose matrix is dense."""
 
-SCALES = ("gravity", "damping", "gear")
-"""Parameters of the model that a lane can scale: gravity, damping of all joints, gear of all actuators."""
+SCALES = ("gravity", "damping", "gear", "friction", "range", "mass", "armature")
+"""Parameters of the model that a lane can scale: gravity, damping of all joints, gear of all actuators, sliding
+friction of all contacts, both ends of the ranges of all joints, mass and inertia of all bodies, armature of all joints.
+"""
 
 READS = {
     "xpos": ("nbody", 3), "xquat": ("nbody", 4), "xmat": ("nbody", 9), "xipos": ("nbody", 3),
@@ -97,7 +99,7 @@ def plan(
     room = _room(m, pairs, most) + 2 * len(tethers)
     rows = max((pair.condim for pair in pairs), default=1 if tethers else 0)
     chain = max([len(pair.dofs) for pair in pairs] + [len(entry.dofs) for entry in tethers], default=0)
-    limits = _most_limits(m)
+    limits = _most_limits(m, scales)
     losses = int((m.dof_frictionloss > 0).sum())
 
     w = Block()
@@ -124,6 +126,15 @@ def plan(
         w.take(name, limits)
     for name in ("loss r", "loss v"):
         w.take(name, losses)
+    if "mass" in scales or "armature" in scales:
+        for name, count in (
+            ("lighter body", m.nbody if pairs else 0),
+            ("lighter dof", m.nv),
+            ("lighter tether", len(tethers)),
+        ):
+            w.take(name, count)
+        for name in ("loss D", "loss bound"):
+            w.take(name, losses)
     w.take("contact pair", room)
     w.take("contact D", room)
     w.take("contact r", room * rows)
@@ -170,12 +181,14 @@ def _room(m: Model, pairs: Sequence[Pair], most: Sequence[int]) -> int:
     return min(sum(most), max(ROOM, flat + AMONG))
 
 
-def _most_limits(m: Model) -> int:
-    """Largest number of joint limits active at once: both sides of a joint only where their margins overlap."""
+def _most_limits(m: Model, scales: Sequence[str]) -> int:
+    """Largest number of joint limits active at once: both sides of a joint only where their margins overlap, which they
+    may in a range that a lane scales.
+    """
     if m.opt_disableflags & (c.NO_LIMIT | c.NO_CONSTRAINT):
         return 0
     return sum(
-        2 if m.jnt_range[j, 1] - m.jnt_range[j, 0] < 2 * m.jnt_margin[j] else 1
+        2 if "range" in scales or m.jnt_range[j, 1] - m.jnt_range[j, 0] < 2 * m.jnt_margin[j] else 1
         for j in range(m.njnt)
         if m.jnt_limited[j]
     )

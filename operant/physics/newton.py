@@ -23,7 +23,7 @@ from operant.physics.cones import MIDDLE, cones
 from operant.physics.layout import Layout
 from operant.physics.model import Model
 from operant.physics.pairs import safe_solimp, safe_solref, stiffness_damping
-from operant.physics.rows import NUMBERS, PLACES, Contacts, impedance_numbers
+from operant.physics.rows import PLACES, Contacts, impedance_numbers
 from operant.physics.sparse import Pattern
 from operant.physics.tables import table
 from operant.physics.trees import scale_of_trees
@@ -41,6 +41,46 @@ def loss_numbers(m: Model) -> np.ndarray:
             _, damping = stiffness_damping(safe_solref(m, m.dof_solref[dof]), solimp)
             found.append((dof, 1.0 / r, r * floss, floss, damping))
     return np.array(found).reshape(-1, 5)
+
+
+class DryFriction:
+    """Rows of dry friction, as device functions of their number k; D and bound are the lane's where it scales masses or
+    armature.
+    """
+
+    def __init__(self, m: Model, lay: Layout, real: Any) -> None:
+        loss = loss_numbers(m)
+        self.count = len(loss)
+        dof = table(loss[:, 0].astype(int32) if len(loss) else np.zeros(1, int32))
+        numbers = table(loss[:, 1:].astype(real) if len(loss) else np.zeros(4, real))
+        D, BOUND = lay.at.get("loss D", -1), lay.at.get("loss bound", -1)
+
+        @device
+        def constant_d(w, k):
+            return numbers(4 * k)
+
+        @device
+        def lane_d(w, k):
+            return w[D + k]
+
+        @device
+        def constant_bound(w, k):
+            return numbers(4 * k + 1)
+
+        @device
+        def lane_bound(w, k):
+            return w[BOUND + k]
+
+        @device
+        def floss(k):
+            return numbers(4 * k + 2)
+
+        @device
+        def damping(k):
+            return numbers(4 * k + 3)
+
+        self.dof, self.floss, self.damping = dof, floss, damping
+        self.d, self.bound = (lane_d, lane_bound) if "loss D" in lay.at else (constant_d, constant_bound)
 
 
 class Programs:
@@ -63,7 +103,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
     FR, FV = at["loss r"], at["loss v"]
     CPAIR, CD, CR, CV, CJ = (at[f"contact {name}"] for name in ("pair", "D", "r", "v", "J"))
     nv, rows, chain = m.nv, lay.rows, lay.chain
-    places, dofs, numbers = contacts.places, contacts.dofs, contacts.numbers
+    places, dofs, friction = contacts.places, contacts.dofs, contacts.friction
     zero, half, one, two = real(0.0), real(0.5), real(1.0), real(2.0)
     least = real(c.MINVAL)
     tolerance, iterations = real(m.opt_tolerance), int(m.opt_iterations)
@@ -72,10 +112,9 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
     noise = real(3e-6)
     cold = bool(m.opt_disableflags & c.NO_WARMSTART)
 
-    loss = loss_numbers(m)
-    nf = len(loss)
-    loss_dof = table(loss[:, 0].astype(int32) if nf else np.zeros(1, int32))
-    loss_table = table(loss[:, 1:].astype(real) if nf else np.zeros(4, real))
+    loss = DryFriction(m, lay, real)
+    nf, loss_dof, loss_d, loss_bound = loss.count, loss.dof, loss.d, loss.bound
+    loss_force, loss_damping = loss.floss, loss.damping
 
     # Places of pairs of dofs in H, places of M's entries in H
     trees = int(m.ntree)
@@ -108,7 +147,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
         """Cost of all constraints together, a number, for the residuals at the given places of the scratch."""
         cost = zero
         for k in range(nf):
-            cost += huber(w[loss_at + k], loss_table(4 * k), loss_table(4 * k + 1), loss_table(4 * k + 2))
+            cost += huber(w[loss_at + k], loss_d(w, k), loss_bound(w, k), loss_force(k))
         for k in range(nl):
             x = min(w[limit_at + k], zero)
             cost += half * w[LD + k] * x * x
@@ -123,7 +162,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
                 x = min(normal, zero)
                 cost += half * d * x * x
             for i in range(1, places(PLACES * pair + 5)):
-                slip = numbers(NUMBERS * pair + 1 + i) * w[r + i]
+                slip = friction(w, pair, i) * w[r + i]
                 x, y = min(normal + slip, zero), min(normal - slip, zero)
                 cost += half * d * (x * x + y * y)
         return cost
@@ -137,13 +176,9 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
         for i in range(nv):
             w[FC + i] = zero
         for k in range(nf):
-            x, bound = w[FR + k], loss_table(4 * k + 1)
+            x, bound = w[FR + k], loss_bound(w, k)
             state = 1 if x <= -bound else (2 if x >= bound else 0)
-            force = (
-                loss_table(4 * k + 2)
-                if state == 1
-                else (-loss_table(4 * k + 2) if state == 2 else -loss_table(4 * k) * x)
-            )
+            force = loss_force(k) if state == 1 else (-loss_force(k) if state == 2 else -loss_d(w, k) * x)
             w[FC + loss_dof(k)] += force
             states = states * 3 + state
         for k in range(nl):
@@ -162,7 +197,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
                 zone, push, factor_of_slip = cone_force(w, k, pair, r)
                 states, curved = states * 3 + zone, (1 if zone == MIDDLE else curved)
                 for i in range(1, dims):
-                    mu = numbers(NUMBERS * pair + 1 + i)
+                    mu = friction(w, pair, i)
                     pull, row = factor_of_slip * mu * mu * w[r + i], CJ + (k * rows + i) * chain
                     for a in range(moving):
                         w[FC + dofs(chain * pair + a)] += pull * w[row + a]
@@ -171,7 +206,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
                 push = -d * min(normal, zero)
                 states = states * 3 + (1 if normal < zero else 0)
             for i in range(1, dims):
-                mu = numbers(NUMBERS * pair + 1 + i)
+                mu = friction(w, pair, i)
                 slip = mu * w[r + i]
                 plus, minus = normal + slip, normal - slip
                 first, second = -d * min(plus, zero), -d * min(minus, zero)
@@ -213,8 +248,8 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
         for k in range(nh):
             w[H + k] = w[M + of_mass(k)] if of_mass(k) >= 0 else zero
         for k in range(nf):
-            if abs(w[FR + k]) < loss_table(4 * k + 1):
-                w[H + hessian_diagonal(loss_dof(k))] += loss_table(4 * k)
+            if abs(w[FR + k]) < loss_bound(w, k):
+                w[H + hessian_diagonal(loss_dof(k))] += loss_d(w, k)
         for k in range(nl):
             if w[LR + k] < zero:
                 w[H + hessian_diagonal(int(abs(w[LDOF + k])) - 1)] += w[LD + k]
@@ -231,7 +266,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
             if dims == 1:
                 both = d if normal < zero else zero
             for i in range(1, dims):
-                mu = numbers(NUMBERS * pair + 1 + i)
+                mu = friction(w, pair, i)
                 slip = mu * w[r + i]
                 plus = d if normal + slip < zero else zero
                 minus = d if normal - slip < zero else zero
@@ -294,7 +329,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
         curvature = two * quadratic
         for k in range(nf):
             x0, v, d, bound, floss = (
-                w[FR + k], w[FV + k], loss_table(4 * k), loss_table(4 * k + 1), loss_table(4 * k + 2)
+                w[FR + k], w[FV + k], loss_d(w, k), loss_bound(w, k), loss_force(k)
             )  # fmt: skip
             x = x0 + alpha * v
             if abs(x) < bound and abs(x0) < bound:
@@ -318,7 +353,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
             if places(PLACES * pair + 5) == 1:
                 cost, slope, curvature = add_row(w[r], w[v], d, alpha, cost, slope, curvature)
             for i in range(1, places(PLACES * pair + 5)):
-                mu = numbers(NUMBERS * pair + 1 + i)
+                mu = friction(w, pair, i)
                 x, y = mu * w[r + i], mu * w[v + i]
                 cost, slope, curvature = add_row(w[r] + x, w[v] + y, d, alpha, cost, slope, curvature)
                 cost, slope, curvature = add_row(w[r] - x, w[v] - y, d, alpha, cost, slope, curvature)
@@ -437,7 +472,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
         """
         for k in range(nf):
             dof = loss_dof(k)
-            reference = -loss_table(4 * k + 3) * w[QVEL + dof]
+            reference = -loss_damping(k) * w[QVEL + dof]
             w[FR + k] = w[WARM + dof] - reference
             w[FV + k] = w[AS + dof] - reference
         for i in range(nv):

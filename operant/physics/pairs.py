@@ -25,7 +25,7 @@ class Pair:
     condim: int
     margin: float  # m, within which a contact pushes
     gap: float  # m, beyond the margin: detected only
-    friction: tuple[float, ...]  # 5: two sliding, one torsional, two rolling
+    friction: tuple[float, ...]  # 5: two sliding, one torsional, two rolling; a contact's are at least MINMU
     solref: tuple[float, ...]  # 2
     solimp: tuple[float, ...]  # 5
     dofs: tuple[tuple[int, float], ...]  # dofs that move one against the other, with the side's sign
@@ -174,7 +174,6 @@ def _pair(
     bodies = int(m.geom_bodyid[a]), int(m.geom_bodyid[b])
     chains = [set(moving_dofs(m, body)) for body in bodies]
     dofs = [(dof, -1.0) for dof in chains[0] - chains[1]] + [(dof, 1.0) for dof in chains[1] - chains[0]]
-    friction = np.maximum(friction, c.MINMU)
     return Pair(
         (a, b), bodies, condim, margin, gap, tuple(float(mu) for mu in friction), safe_solref(m, solref),
         safe_solimp(solimp), tuple(sorted(dofs)),

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numpy import int32, uint32, uint64
+from numpy import uint32, uint64
 
 from operant.compute.device import device, device_call
 from operant.physics import constants as c
 from operant.physics.layout import Layout
 from operant.physics.model import Model
-from operant.physics.newton import loss_numbers
-from operant.physics.rows import NUMBERS, PLACES, Contacts
+from operant.physics.newton import DryFriction
+from operant.physics.rows import PLACES, Contacts
 from operant.physics.sparse import Pattern
-from operant.physics.tables import table
 from operant.physics.trees import scale_of_trees
 
 
@@ -42,15 +40,14 @@ def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass:
         at[f"dual {name}"] for name in ("A", "b", "f", "before", "momentum", "order")
     )
     nv, rows, chain, room = m.nv, lay.rows, lay.chain, lay.duals
-    places, dofs, numbers = contacts.places, contacts.dofs, contacts.numbers
+    places, dofs, friction = contacts.places, contacts.dofs, contacts.friction
     zero, half, one = real(0.0), real(0.5), real(1.0)
     tolerance, iterations = real(m.opt_tolerance), int(m.opt_iterations)
     worse = real(1e-10)
     cold = bool(m.opt_disableflags & c.NO_WARMSTART)
-    loss = loss_numbers(m)
-    nf = len(loss)
-    loss_dof = table(loss[:, 0].astype(int32) if nf else np.zeros(1, int32))
-    loss_table = table(loss[:, 1:].astype(real) if nf else np.zeros(4, real))
+    loss = DryFriction(m, lay, real)
+    nf, loss_dof, loss_d, loss_bound = loss.count, loss.dof, loss.d, loss.bound
+    loss_force, loss_damping = loss.floss, loss.damping
     scale_of = scale_of_trees(m, lay, hessian, contacts, loss_dof, nf, real)
     factor, increment = uint64(6364136223846793005), uint64(1)
 
@@ -85,7 +82,7 @@ def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass:
             mu = (
                 zero
                 if places(PLACES * pair + 5) == 1
-                else (numbers(NUMBERS * pair + 1 + i) if row % 2 == 0 else -numbers(NUMBERS * pair + 1 + i))
+                else (friction(w, pair, i) if row % 2 == 0 else -friction(w, pair, i))
             )
             second = first if places(PLACES * pair + 5) == 1 else first + i * chain
             for a in range(places(PLACES * pair + 6)):
@@ -120,7 +117,7 @@ def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass:
                 tangent = zero
                 for a in range(places(PLACES * pair + 6)):
                     tangent += w[first + i * chain + a] * w[SEARCH + dofs(chain * pair + a)]
-                slip = numbers(NUMBERS * pair + 1 + i) * tangent
+                slip = friction(w, pair, i) * tangent
                 w[to + other] = normal + slip
                 w[to + other + 1] = normal - slip
                 other += 2
@@ -137,8 +134,8 @@ def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass:
             for other in range(row):
                 w[A + other * count + row] = w[A + row * count + other]
         for k in range(nf):
-            dof, d, bound, floss = loss_dof(k), loss_table(4 * k), loss_table(4 * k + 1), loss_table(4 * k + 2)
-            reference = -loss_table(4 * k + 3) * w[QVEL + dof]
+            dof, d, bound, floss = loss_dof(k), loss_d(w, k), loss_bound(w, k), loss_force(k)
+            reference = -loss_damping(k) * w[QVEL + dof]
             w[B + k] = w[AS + dof] - reference
             x = w[WARM + dof] - reference
             w[FORCE + k] = floss if x <= -bound else (-floss if x >= bound else -d * x)
@@ -157,7 +154,7 @@ def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass:
                 mu = (
                     zero
                     if places(PLACES * pair + 5) == 1
-                    else (numbers(NUMBERS * pair + 1 + i) if e % 2 == 0 else -numbers(NUMBERS * pair + 1 + i))
+                    else (friction(w, pair, i) if e % 2 == 0 else -friction(w, pair, i))
                 )
                 slip = zero if places(PLACES * pair + 5) == 1 else mu * w[r + i]
                 drift = zero if places(PLACES * pair + 5) == 1 else mu * w[v + i]
@@ -178,7 +175,7 @@ def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass:
     def allowed(row, force):
         """Force clipped to the bounds of a row: +- the friction loss for dry friction, else at least 0."""
         if row < nf:
-            floss = loss_table(4 * row + 2)
+            floss = loss_force(row)
             return min(max(force, -floss), floss)
         return max(force, zero)
 
@@ -269,7 +266,7 @@ def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass:
                 push = zero
                 for i in range(1, places(PLACES * pair + 5)):
                     push += w[FORCE + row] + w[FORCE + row + 1]
-                    w[r + i] = numbers(NUMBERS * pair + 1 + i) * (w[FORCE + row] - w[FORCE + row + 1])
+                    w[r + i] = friction(w, pair, i) * (w[FORCE + row] - w[FORCE + row + 1])
                     row += 2
                 w[r] = push
             for i in range(places(PLACES * pair + 5)):

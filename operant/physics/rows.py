@@ -18,6 +18,7 @@ from numpy import int32
 
 from operant.compute.device import device, device_call
 from operant.physics import constants as c
+from operant.physics.factors import added, factor
 from operant.physics.layout import Layout
 from operant.physics.model import Model
 from operant.physics.pairs import Pair, Tether, safe_solimp, safe_solref, stiffness_damping
@@ -81,7 +82,8 @@ def limit_rows(m: Model, lay: Layout, real: Any) -> Any:
         )  # fmt: skip
         numbers[k, 12] = m.dof_invweight0[dof]
     get, place, count = table(numbers), table(places), len(joints)
-    curve = impedance(real, powers, get)
+    curve, stretch = impedance(real, powers, get), factor(lay, "range", real)
+    lighter = added(lay, "lighter dof", real)
     one, least = real(1.0), real(c.MINVAL)
     QPOS, QVEL, WARM, SMOOTH = (lay.at[name] for name in ("qpos", "qvel", "warm", "qacc_smooth"))
     DOF, D, R, V = (lay.at[f"limit {name}"] for name in ("dof", "D", "r", "v"))
@@ -93,14 +95,14 @@ def limit_rows(m: Model, lay: Layout, real: Any) -> Any:
             at, dof = k * width, place(2 * k + 1)
             q = w[QPOS + place(2 * k)]
             for side in range(2):
-                distance = q - get(at) if side == 0 else get(at + 1) - q
+                distance = q - stretch(w) * get(at) if side == 0 else stretch(w) * get(at + 1) - q
                 if distance < get(at + 2):
                     # J = +1 at the lower limit, -1 at the upper;  a* = -B v - K d r
                     sign = one if side == 0 else -one
                     r = distance - get(at + 2)
                     d = curve(r, at + 5)
                     w[DOF + found] = sign * real(dof + 1)
-                    w[D + found] = one / max(least, (one - d) / d * get(at + 12))
+                    w[D + found] = one / max(least, (one - d) / d * (get(at + 12) + lighter(w, dof)))
                     reference = -get(at + 4) * sign * w[QVEL + dof] - get(at + 3) * d * r
                     w[R + found] = sign * w[WARM + dof] - reference
                     w[V + found] = sign * w[SMOOTH + dof] - reference
@@ -165,13 +167,15 @@ class Contacts:
             signs[k, : len(pair.dofs)] = [sign for _, sign in pair.dofs]
             # The diagonal of A is approximated by the bodies' inverse weights (`mj_diagApprox`).
             weight = float(sum(m.body_invweight0[body, 0] for body in pair.bodies))
-            mu, factor = pair.friction[0], 1.0
+            mu, of_normal = max(c.MINMU, pair.friction[0]), 1.0
             if pair.condim > 1 and m.opt_cone == c.PYRAMIDAL:
-                weight, factor = weight * (1.0 + mu * mu), 2.0 * mu * mu / max(c.MINVAL, float(m.opt_impratio))
+                weight, of_normal = weight * (1.0 + mu * mu), 2.0 * mu * mu / max(c.MINVAL, float(m.opt_impratio))
             numbers[k] = (
                 pair.margin, pair.margin + pair.gap, *pair.friction, *stiffness_damping(pair.solref, pair.solimp),
-                *impedance_numbers(pair.solimp), weight, factor,
+                *impedance_numbers(pair.solimp), weight, of_normal,
             )  # fmt: skip
+            if "scale friction" not in lay.at:
+                numbers[k, 2:7] = np.maximum(numbers[k, 2:7], c.MINMU)
         # A limited tendon is entered as a pair without friction. Its range stands in place of friction.
         for k, entry in enumerate(tethers, len(pairs)):
             places[k, 5], places[k, 6] = 1, len(entry.dofs)
@@ -183,8 +187,53 @@ class Contacts:
             )  # fmt: skip
         # Tables by entry: PLACES k + column, NUMBERS k + column, chain k + dof
         self.places, self.dofs, self.signs, self.numbers = table(places), table(dofs), table(signs), table(numbers)
+        self.friction = self._friction(lay, real)
+        self.regularisation = self._regularisation(m, pairs, lay, real)
         pull = self._puller(tethers, lay, real)
         self.find = self._finder(m, pairs, lay, [(k, functions[pair]) for k, pair in enumerate(kinds)], pull, real)
+
+    def _friction(self, lay: Layout, real: Any) -> Any:
+        """Make the device function (w, pair, i) that returns the coefficient of friction of a pair along dimension i,
+        from 1: two sliding ones, which a lane scales, a torsional and two rolling ones.
+        """
+        numbers, least, scale = self.numbers, real(c.MINMU), factor(lay, "friction", real)
+
+        @device
+        def constant(w, pair, i):
+            return numbers(NUMBERS * pair + 1 + i)
+
+        @device
+        def scaled(w, pair, i):
+            mu = numbers(NUMBERS * pair + 1 + i)
+            return max(mu * scale(w) if i < 3 else mu, least)
+
+        return scaled if "scale friction" in lay.at else constant
+
+    def _regularisation(self, m: Model, pairs: Sequence[Pair], lay: Layout, real: Any) -> Any:
+        """Make the device function (w, pair, impedance) that returns R of the rows of a pair's contact."""
+        places, numbers, friction = self.places, self.numbers, self.friction
+        one, least = real(1.0), real(c.MINVAL)
+        pyramidal, smooth = bool(m.opt_cone == c.PYRAMIDAL), real(c.MINMU)
+        lighter = added(lay, "lighter body", real)
+        body = table(np.array([pair.bodies for pair in pairs] or [(0, 0)], int32))
+
+        @device
+        def constant(w, pair, d):
+            return max(least, (one - d) / d * numbers(NUMBERS * pair + 16)) * numbers(NUMBERS * pair + 17)
+
+        @device
+        def scaled(w, pair, d):
+            weight, of_normal = numbers(NUMBERS * pair + 16), numbers(NUMBERS * pair + 17)
+            change = lighter(w, body(2 * pair)) + lighter(w, body(2 * pair + 1))
+            if pyramidal and places(PLACES * pair + 5) > 1:
+                # The diagonal is the inverse weight times 1 + mu^2, and R that times 2 mu^2 / impratio.
+                mu, before = friction(w, pair, 1), max(numbers(NUMBERS * pair + 2), smooth)
+                change *= one + mu * mu
+                weight *= (one + mu * mu) / (one + before * before)
+                of_normal *= (mu / before) * (mu / before)
+            return max(least, (one - d) / d * (weight + change)) * of_normal
+
+        return scaled if "scale friction" in lay.at or "lighter body" in lay.at else constant
 
     def _puller(self, tethers: Sequence[Tether], lay: Layout, real: Any) -> Any:
         """Make the device function (w) that writes the rows of tendons at a limit and returns their number."""
@@ -199,6 +248,7 @@ class Contacts:
         curve = impedance(real, [entry.solimp[4] for entry in tethers], numbers)
         count, first, rows, chain = len(tethers), self.pairs, lay.rows, lay.chain
         zero, one, least = real(0.0), real(1.0), real(c.MINVAL)
+        lighter = added(lay, "lighter tether", real)
         TETHER, QVEL, WARM, SMOOTH = (lay.at[name] for name in ("tether", "qvel", "warm", "qacc_smooth"))
         PAIR, D, R, V, J = (lay.at[f"contact {name}"] for name in ("pair", "D", "r", "v", "J"))
 
@@ -216,7 +266,7 @@ class Contacts:
                         r = distance - numbers(NUMBERS * row)
                         d = curve(r, NUMBERS * row + 9)
                         w[PAIR + n] = real(row)
-                        w[D + n] = one / max(least, (one - d) / d * numbers(NUMBERS * row + 16))
+                        w[D + n] = one / max(least, (one - d) / d * (numbers(NUMBERS * row + 16) + lighter(w, k)))
                         speed, warm, smooth = zero, zero, zero
                         for i in range(places(PLACES * row + 6)):
                             j, dof = sign * w[at + 1 + i], dofs(chain * row + i)
@@ -236,6 +286,7 @@ class Contacts:
         if not pairs:
             return pull
         places, dofs, signs, numbers = self.places, self.dofs, self.signs, self.numbers
+        regularisation = self.regularisation
         sizes, bounds = m.geom_size.ravel().astype(real), table(m.geom_rbound.astype(real))
         collide = dispatch(kinds)
         curve = impedance(real, [pair.solimp[4] for pair in pairs], numbers)
@@ -295,7 +346,7 @@ class Contacts:
             d = curve(r, NUMBERS * k + 9)
             stiffness, damping = numbers(NUMBERS * k + 7), numbers(NUMBERS * k + 8)
             w[PAIR + n] = real(k)
-            w[D + n] = one / (max(least, (one - d) / d * numbers(NUMBERS * k + 16)) * numbers(NUMBERS * k + 17))
+            w[D + n] = one / regularisation(w, k, d)
             dims, moving = places(PLACES * k + 5), places(PLACES * k + 6)
             p0, p1, p2 = w[at + 1], w[at + 2], w[at + 3]
             for row in range(dims):

@@ -300,7 +300,7 @@ def moving_dofs(m: Model, body: int) -> list[int]:
     return [last, *ancestors(m, last)] if last >= 0 else []
 
 
-def mass_matrix(m: Model, state: State) -> None:
+def mass_matrix(m: Model, state: State, mass_factor: Number = 1.0, armature_factor: Number = 1.0) -> None:
     """Set in `state` the joint-space inertia M by composite rigid bodies: entries (i, j <= i) that can differ from 0
     (`mj_crb`).
     """
@@ -311,11 +311,16 @@ def mass_matrix(m: Model, state: State) -> None:
             composite[parent] = add(composite[parent], composite[body])
     for i in range(m.nv):
         force = inertia_times(composite[m.dof_bodyid[i]], state.cdof[i])
+        armature = float(m.dof_armature[i])
         for j in [i, *ancestors(m, i)]:
             if m.dof_simplenum[i]:
-                state.M[i, j] = float(m.dof_M0[i]) if i == j else 0.0
+                # The constant as it is, and what the factors add
+                more = (float(m.dof_M0[i]) - armature) * (mass_factor - 1.0) + armature * (armature_factor - 1.0)
+                state.M[i, j] = float(m.dof_M0[i]) + more if i == j else 0.0
             else:
-                state.M[i, j] = dot(state.cdof[j], force) + (float(m.dof_armature[i]) if i == j else 0.0)
+                state.M[i, j] = dot(state.cdof[j], force) * mass_factor + (
+                    armature * armature_factor if i == j else 0.0
+                )
 
 
 def velocities(m: Model, state: State, v: Vector) -> None:
@@ -344,7 +349,7 @@ def gravity(m: Model, factor: Number = 1.0) -> Vector:
     return [0.0] * 3 + ([0.0] * 3 if off else [-float(x) * factor for x in m.opt_gravity])
 
 
-def bias_forces(m: Model, state: State, v: Vector, gravity_factor: Number = 1.0) -> None:
+def bias_forces(m: Model, state: State, v: Vector, gravity_factor: Number = 1.0, mass_factor: Number = 1.0) -> None:
     """Set `state.qfrc_bias` (nv): Coriolis, centrifugal and gravitational forces by recursive Newton-Euler without
     acceleration (`mj_rne`).
     """
@@ -362,7 +367,7 @@ def bias_forces(m: Model, state: State, v: Vector, gravity_factor: Number = 1.0)
         parent = int(m.body_parentid[body])
         if parent:
             forces[parent] = add(forces[parent], forces[body])
-    state.qfrc_bias = [dot(state.cdof[i], forces[m.dof_bodyid[i]]) for i in range(m.nv)]
+    state.qfrc_bias = [dot(state.cdof[i], forces[m.dof_bodyid[i]]) * mass_factor for i in range(m.nv)]
 
 
 def tendon_coefficients(m: Model, tendon: int) -> dict[int, float]:

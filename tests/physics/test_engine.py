@@ -17,6 +17,7 @@ from operant.compute.fingerprint import fingerprint
 from operant.errors import OperantError
 from operant.physics import Model, build
 from operant.physics.constants import EULER, IMPLICITFAST
+from operant.physics.layout import SCALES
 from operant.physics.trace import Tape, needed, sin
 
 BALLS = """
@@ -187,33 +188,97 @@ def test_a_step_of_half_cheetah_is_mujocos_to_rounding():
     assert errors.rows > 20 and errors.lost == 0
 
 
-@pytest.mark.slow
-def test_scaled_parameters_are_those_of_a_model_edited_in_the_same_way():
+def edit(m, kept, factors):
+    """Multiply parameters of MuJoCo's model `m` by factors from those of the copy `kept`, and derive the rest anew."""
     import mujoco
 
-    m = mujoco.MjModel.from_xml_path(str(parity.source("half_cheetah")))
-    d = mujoco.MjData(m)
-    model = Model.from_mjcf(parity.source("half_cheetah"))
-    engine = build(model, float64, scales=("gear", "gravity", "damping"))
-    plain = build(model, float64)
-    assert engine.fields == plain.fields + 3 and engine.work_size == plain.work_size + 3
+    m.opt.gravity[:] = kept.opt.gravity * factors.get("gravity", 1.0)
+    m.dof_damping[:] = kept.dof_damping * factors.get("damping", 1.0)
+    m.actuator_gear[:] = kept.actuator_gear * factors.get("gear", 1.0)
+    m.geom_friction[:, 0] = kept.geom_friction[:, 0] * factors.get("friction", 1.0)
+    m.pair_friction[:, :2] = kept.pair_friction[:, :2] * factors.get("friction", 1.0)
+    m.jnt_range[:] = kept.jnt_range * factors.get("range", 1.0)
+    m.body_mass[:] = kept.body_mass * factors.get("mass", 1.0)
+    m.body_inertia[:] = kept.body_inertia * factors.get("mass", 1.0)
+    m.dof_armature[:] = kept.dof_armature * factors.get("armature", 1.0)
+    mujoco.mj_setConst(m, mujoco.MjData(m))
+
+
+PAIRS = """
+<mujoco>
+  <option timestep="0.005" {option}/>
+  <worldbody>
+    <geom name="floor" type="plane" size="5 5 1" friction="0.7"/>
+    <body pos="0 0 0.12">
+      <joint name="x" type="slide" axis="1 0 0" armature="0.3" frictionloss="0.2"/>
+      <joint name="z" type="slide" axis="0 0 1"/>
+      <joint name="turn" axis="0 1 0" range="-60 20" limited="true" margin="0.02"/>
+      <geom name="foot" type="capsule" size="0.05 0.1" friction="0"/>
+      <body pos="0.2 0 0.05">
+        <joint name="knee" axis="0 1 0" range="-30 40" limited="true" armature="0.05" frictionloss="0.1"/>
+        <geom name="toe" type="sphere" size="0.08" condim="6"/>
+      </body>
+    </body>
+  </worldbody>
+  <contact><pair geom1="floor" geom2="toe" condim="4" friction="1.2 0.4 0.01 0.001 0.001"/></contact>
+  <actuator><motor joint="knee" gear="2"/></actuator>
+</mujoco>
+"""
+"""Contacts of mixed, declared and no friction, dry friction, armature, and narrow ranges."""
+
+SCALED = {
+    "half_cheetah": "half_cheetah",
+    "ant": "ant",
+    "humanoid": "humanoid",
+    "swimmer": "swimmer",
+    "pusher": "pusher_v5",
+    "joints": BALLS,
+    "implicit": BALLS.replace("RK4", "implicitfast"),
+    "cones": CONES,
+    "tendons": TETHERS,
+    "pyramids": PAIRS.format(option=""),
+    "elliptic pairs": PAIRS.format(option='cone="elliptic" impratio="2"'),
+    "dual": PAIRS.format(option='solver="PGS" iterations="100" tolerance="1e-14"'),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCALED)
+def test_scaled_parameters_are_those_of_a_model_edited_in_the_same_way(name):
+    import copy
+
+    import mujoco
+
+    m = parity.compiled(SCALED[name])
+    kept, d, model = copy.copy(m), mujoco.MjData(m), Model.from_compiled(m)
+    engine, plain = build(model, float64, scales=SCALES), build(model, float64)
+    assert engine.fields == plain.fields + len(SCALES)
     run, s, rng = parity.stepper(engine), np.zeros(engine.fields), np.random.default_rng(3)
-    kept = {"gravity": m.opt.gravity.copy(), "damping": m.dof_damping.copy(), "gear": m.actuator_gear.copy()}
-    edited, effect = {"gravity": m.opt.gravity, "damping": m.dof_damping, "gear": m.actuator_gear}, 0.0
+    rows, worst = 0, 0.0
     for ctrl in parity.states(m, d, 200, np.random.default_rng(0)):
         parity.put(engine, s, d)
-        for name, values in edited.items():
-            factor = s[engine.scale(name)] = rng.uniform(0.5, 2.0)
-            values[:] = factor * kept[name]
-            effect = max(effect, abs(factor - 1.0))
+        # Every other state all factors at once, else one
+        drawn = {scale: rng.uniform(0.3, 2.0) for scale in SCALES}
+        only = SCALES[rng.integers(len(SCALES))]
+        factors = {k: x if rng.random() < 0.5 or k == only else 1.0 for k, x in drawn.items()}
+        for scale, factor in factors.items():
+            s[engine.scale(scale)] = factor
+        edit(m, kept, factors)
         d.ctrl[:] = ctrl
         run(s, ctrl, 1)
         mujoco.mj_step(m, d)
-        assert s[engine.QVEL : engine.QVEL + m.nv] == pytest.approx(d.qvel, rel=1e-10, abs=1e-10)
-        assert s[engine.QPOS : engine.QPOS + m.nq] == pytest.approx(d.qpos, rel=1e-10, abs=1e-10)
-    assert effect > 0.5
-    with pytest.raises(OperantError, match="does not scale friction of a lane; it scales gravity, damping, gear"):
-        build(model, scales=("friction",))
+        if s[engine.LOST] > 0 or d.warning.number.any() or np.abs(d.qvel).max() > parity.FAST:
+            continue
+        rows = max(rows, d.nefc)
+        for at, there in ((engine.QPOS, d.qpos), (engine.QVEL, d.qvel)):
+            error = np.abs(s[at : at + there.size] - there).max() / max(1.0, np.abs(there).max())
+            worst = max(worst, error)
+    assert worst < 1e-10 and rows >= 1
+
+
+def test_a_parameter_that_a_lane_cannot_scale_is_refused():
+    with pytest.raises(OperantError, match="does not scale density of a lane; it scales gravity, damping, gear, fric"):
+        build(Model.from_mjcf(parity.source("inverted_pendulum")), scales=("density",))
 
 
 @pytest.mark.slow
