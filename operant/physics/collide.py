@@ -28,6 +28,7 @@ from typing import Any
 from numpy import float32
 
 from operant.compute.device import device, device_call
+from operant.physics.local import coincidence
 
 FAR = float32(1e10)
 """Distance of a contact that does not exist, m."""
@@ -112,8 +113,14 @@ def clip(x, low, high):
 @device
 def normalized(a):
     """Unit vector along a and the length of a; the x axis for a vector shorter than `TINY`."""
+    return normalized_beyond(a, TINY)
+
+
+@device
+def normalized_beyond(a, least):
+    """Unit vector along a and the length of a; the x axis for a vector shorter than `least`."""
     length = math.sqrt(dot(a, a))
-    short = length < TINY
+    short = length < least
     inverse = ONE / (ONE if short else length)
     unit = (ONE if short else a[0] * inverse), (ZERO if short else a[1] * inverse), (ZERO if short else a[2] * inverse)
     return unit, length
@@ -267,12 +274,14 @@ def plane_box(pos1, mat1, size1, pos2, mat2, size2, margin):
 @device
 def _spheres(pos1, axis1, radius1, pos2, axis2, radius2, margin):
     """One contact of two spheres, at distance FAR if missing. The normal of concentric spheres is the cross product of
-    both geoms' axes.
+    both geoms' axes. So is it of spheres that are concentric up to the rounding of their positions, as in capsules of a
+    planar robot whose axes cross: the normal is that of MuJoCo in float32, too.
     """
     apart = sub(pos2, pos1)
     squared, reach = dot(apart, apart), margin + radius1 + radius2
-    normal, length = normalized(apart)
-    if length < TINY:
+    least = coincidence(squared)
+    normal, length = normalized_beyond(apart, least)
+    if length < least:
         normal, _ = normalized(cross(axis1, axis2))
     distance = math.sqrt(squared) - radius1 - radius2
     zero = distance * ZERO

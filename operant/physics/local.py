@@ -1,4 +1,6 @@
-"""`local_array`: a small array on a lane's stack, the same on the CPU and on CUDA."""
+"""Intrinsics that are the same on the CPU and on CUDA: `local_array`, a small array on a lane's stack, and
+`coincidence`, a length that depends on the precision.
+"""
 
 from __future__ import annotations
 
@@ -41,3 +43,18 @@ def _local_array(typing: Any, size: Any, dtype: Any) -> Any:
 
 
 local_array: Any = intrinsic(_local_array)
+
+
+def _coincidence(typing: Any, x: Any) -> Any:
+    """`coincidence(x)`: distance below which two points coincide, m, in the precision of x. In float64 it is MuJoCo's
+    mjMINVAL, in float32 the rounding of positions up to 100 m.
+    """
+    least = 1e-5 if x == types.float32 else 1e-15
+
+    def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return context.get_constant(x, least)
+
+    return x(x), code
+
+
+coincidence: Any = intrinsic(_coincidence)

@@ -3,7 +3,8 @@
     reward = near the target (within 0.015 m, decreasing beyond it) x small control
 
 Each of both controls pushes along one axis of the plane (easy), or along a direction that is drawn for each episode
-(hard). Observation: position and velocity.
+(hard). Observation: position and velocity. The hard task has no recipe yet: that of the easy one reaches a mean return
+of 241 after 4 M steps (seed 1), as the directions are not observed.
 """
 
 import math
