@@ -1,4 +1,5 @@
-"""Pictures of the monitor for the README: the screen of a run folder as PNG, or a film of it as GIF.
+"""Pictures of the monitor for the README and the documentation: the screen of a run, group or sweep as PNG, or a film
+of it as GIF.
 
     python benches/pictures.py RUN_DIR OUT.png [--size 132x38] [--seconds 4] [--keys k,e,y]
     python benches/pictures.py RUN_DIR OUT.svg, elsewhere: python benches/pictures.py OUT.svg OUT.png
@@ -25,7 +26,7 @@ from pathlib import Path
 # `python benches/pictures.py` puts this folder first, where nothing may hide the package `monitor`.
 sys.path = [place for place in sys.path if Path(place).resolve() != Path(__file__).resolve().parent]
 
-from monitor.data.feed import LiveFeed  # noqa: E402
+from monitor.command import RunFolders  # noqa: E402
 from monitor.screen.app import MonitorApp  # noqa: E402
 from operant import runs  # noqa: E402
 
@@ -91,14 +92,13 @@ def as_cells(svg: str) -> str:
 
 def seen(arguments: argparse.Namespace) -> list[str]:
     """Screens of the run as SVG: one, or those of a film."""
-    run = runs.load(arguments.run.resolve())
-    if run is None:
-        raise SystemExit(f"{arguments.run} is no run")
+    folder = arguments.run.resolve()
     columns, lines = map(int, arguments.size.split("x"))
-    feed = LiveFeed(run, readonly=False)
+    library = RunFolders(runs.Scope(folder.parent, everywhere=False), readonly=False)
+    feed = library.open(str(folder))
     try:
         words = arguments.film.split() or [*filter(None, arguments.keys.split(",")), "1@0"]
-        return asyncio.run(filmed(MonitorApp(feed), (columns, lines), arguments.seconds, words))
+        return asyncio.run(filmed(MonitorApp(feed, library), (columns, lines), arguments.seconds, words))
     finally:
         feed.close()
 

@@ -28,6 +28,10 @@ class OperantError(Exception):
 
     exit_code: ClassVar[int] = 1
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython and notebooks show for this error: its message, without a traceback."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(OperantError):
     """Raised for one or more problems of a configuration, reported together: one line each, followed by `advice`."""

@@ -52,7 +52,7 @@ Callback = Callable[["TrainingRun", int, Mapping[str, float]], object]
 
 _POLL_S = 0.1
 _EXIT_GRACE_S = 2.0  # exit.json is written within this time after the trainer has ended
-_GLYPHS = {"finished": "✔", "stopped": "■"}
+_GLYPHS = {"finished": "✔", "stopped": "■"}  # of an ended run; others ended by a problem
 
 
 class Run:
@@ -236,13 +236,16 @@ class Run:
             film.write(path, form, stage, player, pace=pace, limits=limits, side=side)
             return Picture(path.read_bytes(), form, f"film of {self.id} at step {loaded.step:,}")
 
-    def stop(self) -> None:
-        """Ask the trainer to save a checkpoint and end; returns at once. Raises NotFoundError if no trainer is
-        alive.
+    def stop(self, *, wait: bool = True) -> Run:
+        """Ask the trainer to save a checkpoint and end, and return the run once it has ended, or with `wait=False` at
+        once. Raises NotFoundError if no trainer is alive.
         """
         from operant.runs import control
 
         control.send(self._fresh(), "stop")
+        if wait:
+            self._wait(None)
+        return self
 
     def resume(
         self,
@@ -301,7 +304,7 @@ class Run:
         try:
             self._wait(live)
         except KeyboardInterrupt:
-            self.stop()
+            self.stop(wait=False)
             self._wait(live)
             raise
         finally:
@@ -549,7 +552,8 @@ def _close(live: LiveProgress | None, run: Run) -> None:
     if live is not None:
         described = run.describe()
         facts = " · ".join(_facts(described))
-        live.close(f"{_GLYPHS.get(described['state'], '●')} {described['state']}  {run.id}   {facts}".rstrip())
+        glyph = _GLYPHS.get(described["state"], "●" if described["state"] in runs.LIVE else "✖")
+        live.close(f"{glyph} {described['state']}  {run.id}   {facts}".rstrip())
 
 
 def _facts(described: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -190,6 +191,23 @@ def test_changes_by_a_callback_are_repeated_without_it(one_thread):
         changed.resume(
             steps="5k", callbacks=lambda run, step, metrics: run.set(clip=-1), changes=["clip"], progress=False
         )
+
+
+def test_a_stopped_run_has_ended_and_can_be_resumed_at_once(place):
+    run = operant.train("cartpole", steps="900M", lanes=16, name="background", wait=False, progress=False)
+    while not run.describe()["step"]:
+        time.sleep(0.05)
+    assert run.stop() is run and run.state == "stopped"
+    step = run.describe()["step"]
+    assert run.resume(steps=step + 1000, progress=False).state == "finished"
+
+
+def test_a_notebook_shows_a_users_mistake_as_a_message_without_a_traceback():
+    with pytest.raises(ConfigError) as caught:
+        operant.train("cartpole", lerning_rate=3)
+    assert "\n".join(caught.value._render_traceback_()) == (  # IPython calls it
+        "ConfigError: the call has 1 problem\n  unknown key 'lerning_rate' - did you mean 'algo.learning_rate'?"
+    )
 
 
 def test_an_exception_of_a_callback_is_raised_after_a_checkpoint(one_thread):

@@ -78,10 +78,11 @@ def export_policy(
     as_json: JsonOption = False,
     root: RootOption = None,
 ) -> None:
-    """Write a run's policy as a function from observations (B, O) to greedy actions (B, A).
+    """Write a policy for other programs.
 
-    The function includes normalization, one-hot encoding, legal actions and the state of a memory. The file is loaded
-    again and compared with the policy on 1,000 observations before it replaces PATH.
+    It is a function from observations (B, O) to greedy actions (B, A), with normalization, one-hot encoding, legal
+    actions and the state of a memory. The file is loaded again and compared with the policy on 1,000 observations
+    before it replaces PATH.
     """
     if to not in _SNIPPETS:
         raise UsageError(f"--to is {safe(to, 40)!r}; it must be one of {', '.join(_SNIPPETS)}")
@@ -154,10 +155,10 @@ def export_metrics(
     as_json: JsonOption = False,
     root: RootOption = None,
 ) -> None:
-    """Write a run's metrics to a file or a tracker, afterwards or during training.
+    """Write metrics to a file or a tracker.
 
-    The trainer is not involved: a full disk or a dead network here does not affect it. Ctrl-C ends the following, not
-    the run.
+    This works after and during training. The trainer is not involved: a full disk or a dead network here does not
+    affect it. Ctrl-C ends the following, not the run.
     """
     from operant import runs
     from operant.export import metrics, trackers

@@ -40,7 +40,9 @@ def evaluate(
     checkpoint: Annotated[
         str | None, typer.Option(metavar="best|last|STEP", help="checkpoint to load  [default: best, else last]")
     ] = None,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]")] = "auto",
+    device: Annotated[
+        str, typer.Option(metavar="auto|cpu|cuda[:N]", help="processor: a GPU if there is one, or by name")
+    ] = "auto",
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="random seed  [default: the run's]")] = None,
     render: Annotated[
         str, typer.Option("--render", metavar="none|term", help="term: show the episodes in this terminal")

@@ -88,7 +88,9 @@ def render(
     checkpoint: Annotated[
         str | None, typer.Option(metavar="best|last|STEP", help="checkpoint to load  [default: best, else last]")
     ] = None,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]")] = "auto",
+    device: Annotated[
+        str, typer.Option(metavar="auto|cpu|cuda[:N]", help="processor: a GPU if there is one, or by name")
+    ] = "auto",
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="random seed  [default: the run's]")] = None,
     force: Annotated[bool, typer.Option("--force", help="replace FILE if it exists")] = False,
     trust: TrustOption = False,

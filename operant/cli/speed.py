@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(**TYPER)
 
-DeviceOption = Annotated[str | None, typer.Option("--device", metavar="auto|cpu|cuda[:N]")]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", metavar="auto|cpu|cuda[:N]", help="processor: a GPU if there is one, or by name"),
+]
 
 
 # PROFILE

@@ -1,4 +1,4 @@
-"""Command `sweep` (hyper-parameter search over ordinary runs), and `stop` and `show` of a sweep."""
+"""Command `sweep` (hyperparameter search over ordinary runs), and `stop` and `show` of a sweep."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sweep(
     as_json: JsonOption = False,
     root: RootOption = None,
 ) -> None:
-    """Search hyper-parameters over many runs.
+    """Search hyperparameters over many runs.
 
     [sweep] declares the searched keys, such as algo.learning_rate = {log = [1e-4, 1e-2]}, and the budget: trials, steps
     or minutes. The same command continues an interrupted sweep. Ctrl-C or `operant stop` stops it, with a checkpoint of

@@ -66,7 +66,9 @@ def train(
             "--side-by-side", metavar="N", min=1, help="with --seeds: number of runs that train at the same time"
         ),
     ] = 1,
-    device: Annotated[str | None, typer.Option(metavar="auto|cpu|cuda[:N]")] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="auto|cpu|cuda[:N]", help="processor: a GPU if there is one, or by name")
+    ] = None,
     gpus: Annotated[
         str | None,
         typer.Option(
