@@ -353,7 +353,8 @@ class Replay:
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors to save in a checkpoint that has the replay, by name.
 
-        `window`, the ticks that share a row of final observations, is constant: those rows depend on it.
+        Among them is the constant `window`, the number of ticks that share a row of final observations: a replay with
+        another window could not read the saved rows.
         """
         ring = {
             name: value

@@ -35,7 +35,9 @@ class Cones:
 
 
 def cones(m: Model, lay: Layout, contacts: Contacts, in_hessian: Any, real: Any) -> Cones:
-    """Functions of a model's contacts; `in_hessian(nv i + j)` is the place of an entry of the Hessian at `H`."""
+    """Make the device functions of a model's friction cones. `in_hessian(nv i + j)` is the offset of entry (i, j) of
+    the Hessian within the part `H` of the scratch; `real` is the scalar type.
+    """
     CD, CR, CV, CJ = (lay.at[f"contact {name}"] for name in ("D", "r", "v", "J"))
     H = lay.at.get("H", 0)
     nv, rows, chain = m.nv, lay.rows, lay.chain

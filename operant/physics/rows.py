@@ -28,7 +28,9 @@ PLACES, NUMBERS = 7, 18  # columns of the tables of pairs
 
 
 def impedance_numbers(solimp: tuple[float, ...]) -> tuple[float, ...]:
-    """Constants of `impedance`: least, greatest - least, 1 / width, midpoint, power, a, b (`getimpedance`)."""
+    """Compute the constants of `impedance` from a `solimp` (MuJoCo's `getimpedance`): low, high - low, 1 / width,
+    midpoint, power p, a = midpoint^(1 - p), b = (1 - midpoint)^(1 - p).
+    """
     low, high, width, middle, power = solimp
     if low == high or width <= c.MINVAL:
         low = high = 0.5 * (low + high)

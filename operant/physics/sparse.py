@@ -19,7 +19,8 @@ Matrix = dict[tuple[int, int], Number]
 
 @dataclass(frozen=True)
 class Pattern:
-    """Places of the entries of M and of the Hessian of the constraint problem, M + J' D J, with the fill-in of its
+    """Sparsity pattern: the index of each stored entry (row, column) of the lower triangle, in storage order. `mass` is
+    that of the mass matrix M; `places` that of the constraint problem's Hessian M + J' D J with the fill-in of its
     factor.
     """
 

@@ -40,7 +40,7 @@ class HostStage(Stage):
 
     @property
     def tallies(self) -> dict[str, float]:
-        """Return {}: outside environments have no tallies (own statistics)."""
+        """Return {}: only environments of Operant declare tallies (sums over an episode)."""
         return {}
 
     def renew(self) -> None:

@@ -115,6 +115,7 @@ def adam_step(
     | grad_ptr          | (P)      | gradient before clipping                                              |
     | moments           | struct   | `Moments`: first (P), second (P), both updated; corrections (2), read |
     | squares_ptr       | (blocks) | partial sums of the gradient's squares                                |
+    | blocks, BLOCKS    | int      | their number, and the power of two from it on                         |
     | size              | scalar   | P                                                                     |
     | skip_ptr          | scalar   | above 0: store nothing but the norm                                   |
     | learning_rate_ptr | scalar   | learning rate                                                         |

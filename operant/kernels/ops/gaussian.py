@@ -14,7 +14,9 @@ TWO_PI = tl.constexpr(6.283185307179586)
 
 @triton.jit
 def box_muller(u1, u2):
-    """Return standard normal noise from two uniforms in [0, 1), elementwise (Box & Muller 1958); 1 - u1 is exact."""
+    """Return standard normal noise from two uniforms in [0, 1), elementwise (Box & Muller 1958). 1 - u1 is exact
+    and above 0, so that its logarithm is finite.
+    """
     return tl.sqrt(-2.0 * tl.log(1.0 - u1)) * tl.cos(TWO_PI * u2)
 
 
