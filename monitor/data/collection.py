@@ -514,7 +514,7 @@ class CollectionFeed:
         else:
             bold = counted
             line = f"mean of {len(counted)} seed{'s' * (len(counted) > 1)}"
-            if not self._live and any(member.state == "waiting" for member in members):
+            if not self._live and any(member.state not in LIVE and member.state != "finished" for member in members):
                 line += f" · continue: operant resume {self._published.run.id}"
             elif len(counted) > 1:
                 line += " with its 95 % band"

@@ -38,7 +38,8 @@ _STYLE: Final = """
 body { background: var(--ground); color: var(--text); font: 16px/1.5 system-ui, sans-serif; margin: 0 auto;
   max-width: 60rem; padding: 1.5rem 1rem 4rem }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
-.wide { overflow-x: auto } .wide + .wide { margin-top: 1.2rem } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+.wide { overflow-x: auto } .wide + .wide { margin-top: 1.2rem }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 .wide :is(th, td) { white-space: nowrap }
 th, td { border-bottom: 1px solid var(--rule); padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top }
 th { color: var(--dim); font-weight: 500 } td.n, th.n { text-align: right }
