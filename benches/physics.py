@@ -6,7 +6,8 @@
     python benches/physics.py gpu [NAME ...] [--lanes 8192,65536] # steps/s, the same bits twice; reads build/physics
     python benches/physics.py ptx [NAME ...]                      # registers, stack and spills, without a GPU
 
-NAMEs are those of Gymnasium's models. A step is one `mj_step`, of which Gymnasium takes several per action.
+NAMEs are those of Gymnasium's models, robot30 (made up: 30 hinges) and dm_control/DOMAIN. A step is one `mj_step`, of
+which Gymnasium takes several per action.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from operant.physics import Engine, Model, build
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "physics"
 NAMES = (
     "half_cheetah", "walker2d_v5", "hopper", "ant", "swimmer", "reacher", "inverted_pendulum",
-    "inverted_double_pendulum", "humanoid", "humanoidstandup", "pusher_v5",
+    "inverted_double_pendulum", "humanoid", "humanoidstandup", "pusher_v5", "robot30",
 )  # fmt: skip
 STEPS = 5  # per launch
 EPISODE = 200  # launches between resets
@@ -170,9 +171,9 @@ def cpu(names: list[str]) -> None:
     torch.set_num_threads(1)
     print("model                      ours/s    C/s  ratio (median of 7 turns; least and largest ratio)")
     for name in names:
-        m = mujoco.MjModel.from_xml_path(str(module.source(name)))
+        m = module.compiled(name)
         d = mujoco.MjData(m)
-        engine = build(Model.from_mjcf(module.source(name)))
+        engine = build(Model.from_compiled(m))
         run, s = module.stepper(engine), np.zeros(engine.fields, float32)
         controls = np.random.default_rng(0).uniform(-1, 1, (400, m.nu))
         controls *= np.where(m.actuator_ctrllimited, np.abs(m.actuator_ctrlrange).max(axis=1), 1.0)
@@ -208,7 +209,7 @@ def ptx(names: list[str]) -> None:
 
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     for name in names:
-        engine = build(Model.from_mjcf(helpers().source(name)))
+        engine = build(Model.from_compiled(helpers().compiled(name)))
         lanes = Lanes(torch.zeros(engine.fields, 8), torch.zeros(max(engine.model.nu, 1), 8))
         began = time.perf_counter()
         text = compile_ptx(bodies(engine)[1], lanes, Slot(torch.zeros(1)), (9, 0))
@@ -232,7 +233,7 @@ def write(names: list[str]) -> None:
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     for name in names:
-        model = Model.from_mjcf(helpers().source(name))
+        model = Model.from_compiled(helpers().compiled(name))
         build(model)  # raises where the engine does not cover the model
         (FOLDER / f"{name}.model").write_bytes(model.save())
         print(f"{name}: {len(model.save())} bytes")

@@ -78,8 +78,64 @@ def quadruped(joints: int = 3, integrator: str = "implicitfast") -> str:
 """
 
 
+def robot30() -> str:
+    """MJCF text of a robot that is made up, of a humanoid's size: 30 hinges (a leg has 6, an arm 7, waist 3, head 1),
+    driven to positions with damping, on a plane; hands collide with thighs and trunk, a foot with the other.
+    """
+    x, y, z = "1 0 0", "0 1 0", "0 0 1"
+    actuators = []
+
+    def limb(name: str, at: str, axes: list[str], lengths: list[float], size: float, gain: float, tip: str) -> str:
+        """Bodies along -z, one for each hinge; a link without a length has a sphere."""
+        inner = tip
+        for k in reversed(range(len(axes))):
+            length = lengths[k]
+            shape = f'type="capsule" fromto="0 0 0 0 0 {-length}"' if length else 'type="sphere"'
+            inner = (
+                f'<body pos="{at if k == 0 else f"0 0 {-lengths[k - 1]}"}">'
+                f'<joint name="{name}{k}" axis="{axes[k]}" range="-{70 if axes[k] == y else 40} 100"/>'
+                f'<geom {shape} size="{size}" conaffinity="3"/>{inner}</body>'
+            )
+            actuators.append(
+                f'<position joint="{name}{k}" kp="{gain}" kv="{gain / 25}" forcerange="-{gain} {gain}" '
+                'ctrlrange="-1 1" ctrllimited="true"/>'
+            )
+        return inner
+
+    legs, arms = "", ""
+    for side, sign in (("left", 1), ("right", -1)):
+        foot = "".join(
+            f'<geom type="capsule" fromto="-0.07 {y0} -0.03 0.13 {y0} -0.03" size="0.02" contype="4" conaffinity="5"/>'
+            for y0 in (-0.03, 0.03)
+        )
+        legs += limb(
+            f"{side} leg ", f"0 {sign * 0.1} -0.05", [x, z, y, y, y, x], [0, 0, 0.35, 0.35, 0, 0], 0.05, 120, foot
+        )
+        hand = '<geom type="sphere" size="0.04" pos="0 0 -0.05" contype="2"/>'
+        arms += limb(
+            f"{side} arm ", f"0 {sign * 0.2} 0.25", [y, x, z, y, z, y, x], [0, 0, 0.2, 0.2, 0, 0, 0], 0.03, 40, hand
+        )
+    head = limb("head", "0 0 0.35", [z], [0], 0.09, 10, "")
+    chest = f'<geom type="box" size="0.08 0.14 0.15" pos="0 0 0.2" mass="10" conaffinity="3"/>{arms}{head}'
+    waist = limb("waist", "0 0 0.08", [z, x, y], [0, 0, 0], 0.06, 150, chest)
+    return f"""
+<mujoco>
+  <option timestep="0.004" integrator="implicitfast"/>
+  <default><joint damping="0.5" armature="0.02" frictionloss="0.1"/><geom contype="0" conaffinity="1"/></default>
+  <worldbody>
+    <geom type="plane" size="5 5 1" contype="1" conaffinity="0"/>
+    <body pos="0 0 0.9"><freejoint/><geom type="box" size="0.08 0.1 0.06" mass="6" conaffinity="3"/>{legs}{waist}</body>
+  </worldbody>
+  <actuator>{"".join(actuators)}</actuator>
+</mujoco>
+"""
+
+
 def compiled(name: str) -> Any:
-    """MuJoCo's model of one of Gymnasium's names, of `dm_control/DOMAIN`, or of the text of an MJCF file."""
+    """MuJoCo's model of one of Gymnasium's names, of `robot30`, of `dm_control/DOMAIN`, or of the text of an MJCF
+    file.
+    """
+    name = robot30() if name == "robot30" else name
     if "<" in name:
         return mujoco.MjModel.from_xml_string(name)
     if not name.startswith("dm_control/"):

@@ -407,6 +407,15 @@ def test_a_step_by_implicitfast_is_mujocos_to_rounding(text, contacts):
 
 
 @pytest.mark.slow
+def test_a_step_of_a_robot_of_thirty_joints_is_mujocos_to_rounding():
+    errors = parity.step_errors("robot30", float64, 600)
+    assert errors.values.max() < 1e-10
+    assert errors.contacts > 20 and errors.lost == 0
+    single = np.median(parity.step_errors("robot30", float32, 600).values, axis=0)
+    assert single[0] < 1e-6 and single.max() < 5e-6
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["half_cheetah", "ant"])
 def test_a_step_by_implicitfast_of_gymnasiums_models_is_mujocos_to_rounding(name):
     errors = parity.step_errors(name, float64, 2000, integrator=IMPLICITFAST)
