@@ -345,7 +345,7 @@ class _Scratch:
         self.store(tape, "qfrc_smooth", force)
         self.store(tape, "qacc_smooth", solve(factored, m.nv, force))
         if m.opt_integrator == c.IMPLICITFAST:
-            mass, blocks = implicit.damped_mass(m, state, v, self.scaling(tape, "damping"))
+            mass, blocks = implicit.damped_mass(m, state, v, self.scaling(tape, "damping"), mass_factor)
             self.store(tape, "damped M", [mass[key] for key in self.hessian.mass])
             for body, block in blocks.items():
                 self.store(tape, f"damped M {body}", block)

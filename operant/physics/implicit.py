@@ -40,7 +40,7 @@ def free_bodies(m: Model) -> list[int]:
 
 
 def damped_mass(
-    m: Model, state: State, v: Vector, damping_factor: Number = 1.0
+    m: Model, state: State, v: Vector, damping_factor: Number = 1.0, mass_factor: Number = 1.0
 ) -> tuple[Matrix, dict[int, list[Number]]]:
     """M - h D: its entries in M's pattern, and the 36 of each free body by its number (`mj_implicit`)."""
     step, free = float(m.opt_timestep), free_bodies(m)
@@ -59,7 +59,7 @@ def damped_mass(
             for j in SIX:
                 mass = state.M[first + max(i, j), first + min(i, j)]
                 entry = derivative.get((first + i, first + j), 0.0)
-                block.append(mass - step * entry + step * coriolis[i][j])
+                block.append(mass - step * entry + step * (coriolis[i][j] * mass_factor))
         blocks[body] = block
     return found, blocks
 

@@ -255,6 +255,17 @@ PAIRS = """
 """
 """Contacts of mixed, declared and no friction, dry friction, armature, and narrow ranges."""
 
+TUMBLING = """
+<mujoco>
+  <option timestep="0.005" integrator="implicitfast" density="3"/>
+  <worldbody>
+    <geom type="plane" size="5 5 1"/>
+    <body pos="0 0 0.3"><freejoint/><geom type="box" size="0.1 0.2 0.05" pos="0.05 0 0.02"/></body>
+  </worldbody>
+</mujoco>
+"""
+"""A free body by implicitfast, whose equations hold the derivative of Coriolis forces."""
+
 SCALED = {
     "half_cheetah": "half_cheetah",
     "ant": "ant",
@@ -263,6 +274,7 @@ SCALED = {
     "pusher": "pusher_v5",
     "joints": BALLS,
     "implicit": BALLS.replace("RK4", "implicitfast"),
+    "free": TUMBLING,
     "cones": CONES,
     "tendons": TETHERS,
     "pyramids": PAIRS.format(option=""),
