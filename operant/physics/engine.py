@@ -182,13 +182,13 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
         )
         constrain = newton(m, lay, hessian, contacts, programs, real)
     forces, find = make("forces", scratch.forces, 2), contacts.find
-    normal = _normal_force(m, lay, contacts, real)
-    wrenches = _wrenches(m, lay, contacts, normal, real) if "cfrc_ext" in reads and pairs else _nothing
+    force_of = _contact_force(m, lay, contacts, real)
+    wrenches = _wrenches(m, lay, contacts, force_of, real) if "cfrc_ext" in reads and pairs else _nothing
     for name, numbers in sensed.items():
         for k in numbers if pairs else ():
             if k in touches:
                 out = lay.at[f"read {name}"] + (int(m.sensor_adr[k]) if name == "sensordata" else 0)
-                wrenches = _both(wrenches, sensors.touch(m, lay, contacts, normal, k, out, real))
+                wrenches = _both(wrenches, sensors.touch(m, lay, contacts, force_of, k, out, real))
 
     @device_call
     def dynamics(w, ctrl):
@@ -396,7 +396,7 @@ class _Scratch:
             placed = [smooth.placed(m, state, int(b), positions[k], turns[k]) for k, b in enumerate(bodies)]
             return [x for entry in placed for x in entry[what == "xmat"]]
         values = getattr(state, name)
-        return [x for value in values for x in value] if isinstance(values[0], list) else list(values)
+        return [x for value in values for x in (value if isinstance(value, list) else [value])]
 
     def lighten(self, tape: Tape) -> None:
         """Record what the constraint rows take from the lane's masses and armature: changes of inverse weights of
@@ -621,8 +621,10 @@ def _no_program(w):
     pass
 
 
-def _normal_force(m: Model, lay: Layout, contacts: Contacts, real: Any) -> Any:
-    """Make the device function (w, contact) that returns the normal force of a contact, N."""
+def _contact_force(m: Model, lay: Layout, contacts: Contacts, real: Any) -> Any:
+    """Make the device function (w, contact) that returns the normal force of a contact, N, and, of an elliptic cone, c:
+    the force along tangent i is c mu_i^2 r_i.
+    """
     PAIR, D, R = (lay.at[f"contact {name}"] for name in ("pair", "D", "r"))
     rows, zero, dual = lay.rows, real(0.0), m.opt_solver == c.PGS
     places, friction = contacts.places, contacts.friction
@@ -630,23 +632,23 @@ def _normal_force(m: Model, lay: Layout, contacts: Contacts, real: Any) -> Any:
     cone_force = cones(m, lay, contacts, None, real).force
 
     @device
-    def normal_force(w, k):
+    def contact_force(w, k):
         pair, r, d = int(w[PAIR + k]), R + k * rows, w[D + k]
         dims = places(PLACES * pair + 5)
         normal = w[r] if dual else (-d * min(w[r], zero) if dims == 1 else zero)
         if elliptic and dims > 1:
-            _, normal, _ = cone_force(w, k, pair, r)
-            return normal
+            _, normal, factor_of_slip = cone_force(w, k, pair, r)
+            return normal, factor_of_slip
         for i in range(1, dims):
             # Edges of the pyramid: normal +- mu friction
             slip = friction(w, pair, i) * w[r + i]
             normal += zero if dual else -d * min(w[r] + slip, zero) - d * min(w[r] - slip, zero)
-        return normal
+        return normal, zero
 
-    return normal_force
+    return contact_force
 
 
-def _wrenches(m: Model, lay: Layout, contacts: Contacts, normal_force: Any, real: Any) -> Any:
+def _wrenches(m: Model, lay: Layout, contacts: Contacts, contact_force: Any, real: Any) -> Any:
     """Device function (w, contacts) that sums the contact forces on each body as `cfrc_ext`: torque and force about the
     centre of mass of its tree (`mj_rnePostConstraint`).
     """
@@ -654,7 +656,6 @@ def _wrenches(m: Model, lay: Layout, contacts: Contacts, normal_force: Any, real
     PAIR, D, R = (lay.at[f"contact {name}"] for name in ("pair", "D", "r"))
     rows, nbody, zero = lay.rows, m.nbody, real(0.0)
     elliptic = bool(m.opt_cone == c.ELLIPTIC)
-    cone_force = cones(m, lay, contacts, None, real).force
     places, friction, dual = contacts.places, contacts.friction, m.opt_solver == c.PGS
     body, root, pairs = table(m.geom_bodyid.astype(int32)), table(m.body_rootid.astype(int32)), contacts.pairs
 
@@ -663,9 +664,7 @@ def _wrenches(m: Model, lay: Layout, contacts: Contacts, normal_force: Any, real
         """Add the force of contact k on its two bodies."""
         pair, r, d, at = int(w[PAIR + k]), R + k * rows, w[D + k], PLACE + 12 * k
         dims = places(PLACES * pair + 5)
-        normal, factor_of_slip = normal_force(w, k), zero
-        if elliptic and dims > 1:
-            _, _, factor_of_slip = cone_force(w, k, pair, r)
+        normal, factor_of_slip = contact_force(w, k)
         t0, t1, t2, f0, f1, f2 = zero, zero, zero, zero, zero, zero
         for i in range(1, dims):
             mu = friction(w, pair, i)

@@ -98,10 +98,10 @@ def is_touch(m: Model, k: int) -> bool:
     )
 
 
-def touch(m: Model, lay: Layout, contacts: Contacts, normal: Callable[..., Any], k: int, out: int, real: Any) -> Any:
+def touch(m: Model, lay: Layout, contacts: Contacts, force_of: Callable[..., Any], k: int, out: int, real: Any) -> Any:
     """Make the device function (w, contacts) that writes the value of touch sensor k to place `out`: the sum of the
-    normal forces, N, of the contacts of its body whose line of force meets its zone. `normal(w, contact)` is the normal
-    force of a contact; the site's pose is at "touch k".
+    normal forces, N, of the contacts of its body whose line of force meets its zone. `force_of(w, contact)` begins with
+    the normal force of a contact; the site's pose is at "touch k".
     """
     site = int(m.sensor_objid[k])
     body, kind = int(m.site_bodyid[site]), int(m.site_type[site])
@@ -125,7 +125,7 @@ def touch(m: Model, lay: Layout, contacts: Contacts, normal: Callable[..., Any],
             first, second = of(places(PLACES * pair + 2)), of(places(PLACES * pair + 3))
             if first != body and second != body:
                 continue
-            force = normal(w, i)
+            force, _ = force_of(w, i)
             if force <= zero:
                 continue
             sign = -one if second == body else one
