@@ -348,9 +348,12 @@ class TrainingRun(Run):
         """Policy with the present parameters. Acting with it changes nothing of the training."""
         return Policy(self._controls.actor, self._step)
 
-    def stop(self) -> None:
-        """Stop the run after this call, with a checkpoint."""
+    def stop(self, *, wait: bool = False) -> Run:
+        """Stop the run after this call, with a checkpoint. Returns at once, whatever `wait` is: training waits for the
+        callback.
+        """
         self._controls.stop()
+        return self
 
     def set(self, **values: float) -> None:
         """Change values that the run was begun with as `changes`, from the next iteration on: `run.set(clip=0.1)`. A
