@@ -8,6 +8,7 @@ so that the remaining keys can still be checked.
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -172,6 +173,8 @@ def outside_environment(raw: RawConfig, name: str, settings: Any) -> Any:
     """
     location, kind, file = raw.location(("env", "name")), names.kind_of(name), names.file_of(name)
     assert kind is not None
+    if file is not None and not os.path.isfile(file):  # `environment` has added the problem
+        return None
     if settings.pixels is not None:
         raw.problem(
             raw.location(("env", "pixels")),
