@@ -702,12 +702,12 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
     "missing file of a function": (
         "",
         ["env.name=none.py:make"],
-        ["command line has 1 problem\n", "command line: env.name: there is no file 'none.py' (looked in "],
+        ["command line: env.name: there is no file 'none.py' (looked in "],
     ),
     "name of a function's file too long": (
         "",
         [f"env.name={'a' * 5000}.py:make"],
-        ["command line has 1 problem\n", "command line: env.name: there is no file 'aaaa"],
+        ["command line: env.name: there is no file 'aaaa"],
     ),
     "unreadable name of a file": (
         '[env]\nname = "a\\u0000b.py"\n',
