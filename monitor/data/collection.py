@@ -214,7 +214,7 @@ class _GroupRuns:
 
     kind: Final = "group"
     axes: tuple[SearchAxis, ...] = ()
-    objective, maximize, planned = "score", True, None
+    objective, maximize, planned, seeds = "score", True, None, 1
     is_finished = False  # decided by the states of the runs
 
     def __init__(self, path: Path) -> None:
@@ -257,7 +257,8 @@ class _SweepRuns:
         table = table if isinstance(table, dict) else {}
         self.objective = safe(table.get("objective", "score"), 40)
         self.maximize = self.objective != "time_to_target"
-        self.planned = runs.integer_of(table, "trials")
+        trials, self.seeds = runs.integer_of(table, "trials"), max(1, runs.integer_of(table, "seeds") or 1)
+        self.planned = None if trials is None else trials * self.seeds
         self._space = dict(_searched(table))
         self.axes = tuple(SearchAxis(safe(key, 60), *_ends(space)) for key, space in self._space.items())
 
@@ -505,6 +506,7 @@ class CollectionFeed:
             objective=self._source.objective,
             maximize=self._source.maximize,
             planned=self._source.planned,
+            seeds=self._source.seeds,
         )
         counted = [member for member in members if member.counts and member.step is not None]
         if self._source.kind == "sweep":
@@ -631,7 +633,8 @@ def _texts(collected: Collected, counted: Sequence[Member], begun: Sequence[_Rea
         if best is not None:
             texts.append((f"best {collected.objective.replace('_', ' ')}", f"{number(best.value)} ({best.name})"))
         planned = "" if collected.planned is None else f" of {collected.planned:,}"
-        texts.append(("trials", f"{finished}{planned} finished, {words.count('stopped')} stopped"))
+        label = "trials" if collected.seeds == 1 else "runs"
+        texts.append((label, f"{finished}{planned} finished, {words.count('stopped')} stopped"))
     else:
         for label, values in (
             ("eval", [one.score for one in counted]),

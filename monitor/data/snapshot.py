@@ -252,11 +252,12 @@ class Collected(NamedTuple):
     axes: tuple[SearchAxis, ...] = ()
     objective: str = ""  # "score"
     maximize: bool = True
-    planned: int | None = None  # trials of a sweep; None: not limited by their number
+    planned: int | None = None  # runs of a sweep; None: not limited by their number
+    seeds: int = 1  # runs of each trial
 
     @property
     def share(self) -> float | None:
-        """Share of a sweep's planned trials that have ended, 0 to 1; None if their number is not planned."""
+        """Share of a sweep's planned runs that have ended, 0 to 1; None if their number is not planned."""
         ended = sum(one.state not in LIVE for one in self.members)
         return min(1.0, ended / self.planned) if self.planned else None
 

@@ -154,6 +154,13 @@ def test_a_sweep_shows_the_share_of_its_trials_and_finishes_though_trials_were_e
     assert "STOPPED" in shown(root, sweep, (120, 36)) and "83.3 %" in shown(root, sweep, (120, 36))
 
 
+def test_a_sweep_of_several_seeds_counts_its_runs(root, sweep):
+    file = sweep / "sweep.toml"
+    file.write_text(file.read_text().replace("trials=6", "trials=3\nseeds=4"))
+    text = shown(root, sweep, (120, 36))
+    assert "runs 4 of 12 finished, 2 stopped" in text and "50.0 %" in text
+
+
 def test_a_trial_ended_by_the_sweep_says_so_and_not_the_name_of_a_signal(root, sweep):
     own = membership.identity(sweeps.uuid(sweep), 6)
     made(root, "search.6", rows(1.0, 20), steps=600, state="stopped", reason=signal.SIGTERM, **own)
