@@ -25,7 +25,7 @@ def _uncovered(m: Any, labels: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
         return f"{kind} {labels[kind][k] or k!r}"
 
     for count, what in (
-        ("neq", "equality constraints"), ("nflex", "flexible bodies"), ("nplugin", "plugins"), ("nhistory", "delays"),
+        ("nflex", "flexible bodies"), ("nplugin", "plugins"), ("nhistory", "delays"),
         ("nplastic", "plasticity"), ("nmocap", "mocap bodies"), ("ngravcomp", "gravity compensation"),
     ):  # fmt: skip
         if getattr(m, count):
@@ -36,6 +36,10 @@ def _uncovered(m: Any, labels: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
         yield "the solver CG (Newton and PGS are covered)"
     if m.opt.cone != c.PYRAMIDAL and m.opt.solver == c.PGS:
         yield "elliptic friction cones under PGS (Newton covers them)"
+    if m.neq and m.opt.solver == c.PGS:
+        yield "equality constraints under PGS (Newton covers them)"
+    if (m.eq_type > c.EQUAL_TENDON).any():
+        yield "equality constraints of flexible bodies and distances"
     if m.opt.noslip_iterations:
         yield "noslip iterations"
     if m.opt.enableflags & ~2:  # energy changes nothing

@@ -36,6 +36,7 @@ from operant.physics.pgs import pgs
 from operant.physics.rows import PLACES, Contacts, limit_rows
 from operant.physics.sparse import Pattern, factor, find_pattern, solve, times
 from operant.physics.tables import table
+from operant.physics.ties import find_ties, has_weld, tie_numbers
 from operant.physics.trace import Number, Tape, program
 
 FUNCTIONS, MOST = collide.FUNCTIONS | collide_convex.FUNCTIONS, collide.MOST | collide_convex.MOST
@@ -140,7 +141,15 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
     unknown = [name for name in reads if name not in READS and not name.startswith("sensor ")]
     if unknown:
         raise OperantError(f"the engine does not keep {', '.join(unknown)}; it keeps {', '.join(READS)}")
-    pairs, tethers = find_pairs(m), find_tethers(m)
+    pairs, tethers, ties = find_pairs(m), find_tethers(m), find_ties(m)
+    if ties and {"mass", "armature"} & {*scales}:
+        raise OperantError(
+            "the engine does not scale masses and armature of a lane where the model has equality constraints"
+        )
+    if ties and "cfrc_ext" in reads and (m.eq_type < c.EQUAL_JOINT).any():
+        raise OperantError(
+            "the engine does not keep cfrc_ext where the model has the equality constraints connect and weld"
+        )
     functions, most = {}, []
     for pair in list(pairs):
         names = tuple(c.GEOM_NAMES[kind] for kind in pair.types(m))
@@ -155,12 +164,12 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
             )
         functions[pair.types(m)] = FUNCTIONS[names]
         most.append(MOST[names])
-    hessian = find_pattern(
-        m, [[dof for dof, _ in pair.dofs] for pair in pairs] + [list(entry.dofs) for entry in tethers]
-    )
+    cliques = [[dof for dof, _ in pair.dofs] for pair in pairs]
+    cliques += [list(entry.dofs) for entry in tethers] + [list(tie.dofs) for tie in ties]
+    hessian = find_pattern(m, cliques)
     sensed = {name: sensors.named(m, name) for name in reads if name.startswith("sensor")}
     touches = sorted({k for numbers in sensed.values() for k in numbers if sensors.is_touch(m, k)})
-    lay = plan(m, pairs, most, hessian, reads, touches, tethers=tethers, scales=scales)
+    lay = plan(m, pairs, most, hessian, reads, touches, tethers=tethers, ties=ties, scales=scales)
 
     def make(name: str, record: Callable[[Tape], None], arrays: int = 1) -> Any:
         return program(
@@ -168,7 +177,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
         )
 
     scratch = _Scratch(m, lay, hessian, pairs, reads, touches)
-    contacts = Contacts(m, pairs, tethers, lay, functions, real)
+    contacts = Contacts(m, pairs, tethers, ties, lay, functions, real)
     limits = limit_rows(m, lay, real)
     solve_mass = _as_call(make("solve mass", scratch.solve_mass))
     if m.opt_solver == c.PGS:
@@ -209,7 +218,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
     X, nv = lay.at["qacc"], m.nv
     MEAN = lay.at["dqvel"] if m.opt_integrator == c.RK4 else X
     kept = lay.at.get("read qacc", -1)
-    PAIR, geoms, ropes = lay.at["contact pair"], len(pairs), 2 * len(tethers)
+    PAIR, geoms, ropes = lay.at["contact pair"], len(pairs), 2 * (len(tethers) + len(ties))
 
     @device
     def work():
@@ -248,7 +257,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
         if kept >= 0:
             for k in range(nv):
                 w[kept + k] = w[X + k]
-        # Rows of tendons at a limit come before those of geoms.
+        # Rows of tendons at a limit and of equality constraints come before those of geoms.
         touching = found
         for k in range(min(found, ropes)):
             touching -= 1 if w[PAIR + k] >= geoms else 0
@@ -311,7 +320,7 @@ class _Scratch:
         q, v = self.load(tape, "qpos", m.nq), self.load(tape, "qvel", m.nv)
         ctrl = [tape.load(1, k) for k in range(m.nu)]
         act = self.load(tape, "act", m.na)
-        state = smooth.kinematics(m, q, "xquat" in reads)
+        state = smooth.kinematics(m, q, "xquat" in reads or has_weld(m))
         smooth.centres(m, state)
         mass_factor = self.scaling(tape, "mass")
         smooth.mass_matrix(m, state, mass_factor, self.scaling(tape, "armature"))
@@ -338,6 +347,10 @@ class _Scratch:
             numbers = [state.ten_length[entry.tendon], *(state.ten_moment[entry.tendon][dof] for dof in entry.dofs)]
             for i, x in enumerate(numbers):
                 tape.store(0, self.lay.at["tether"] + (1 + self.lay.chain) * k + i, x)
+        for k, tie in enumerate(find_ties(m)):
+            error, violation, drift, moments = tie_numbers(m, state, q, v, tie)
+            for i, x in enumerate((error, violation, drift, *moments)):
+                tape.store(0, self.lay.at["tie"] + (3 + self.lay.chain) * k + i, x)
         smooth.passive_forces(m, state, q, v, self.scaling(tape, "damping"))
         fluids.add_fluid_forces(m, state)
         smooth.actuation(m, state, q, v, ctrl, act, self.scaling(tape, "gear"))

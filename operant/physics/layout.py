@@ -11,6 +11,7 @@ from operant.physics.model import Model
 from operant.physics.pairs import Pair, Tether
 from operant.physics.smooth import turning_dofs
 from operant.physics.sparse import Pattern
+from operant.physics.ties import Tie
 
 ROOM, AMONG = 16, 8
 """Contacts that a lane has room for, where the model allows more: at least `ROOM`, and where Newton's method needs no
@@ -84,10 +85,12 @@ def plan(
     reads: Sequence[str],
     touches: Sequence[int] = (),
     tethers: Sequence[Tether] = (),
+    ties: Sequence[Tie] = (),
     scales: Sequence[str] = (),
 ) -> Layout:
     """Layout for a model, its pairs (`most` contacts of each), the pattern of its Hessian, what is read after a step,
-    the touch sensors among it, tendons of limited length, and the parameters that a lane scales.
+    the touch sensors among it, tendons of limited length, rows of equality constraints, and the parameters that a lane
+    scales.
     """
     state = Block()
     parts = [("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1), ("resets", 1)]
@@ -95,10 +98,13 @@ def plan(
     for name, count in parts:
         state.take(name, count)
 
-    # A limited tendon's sides take the place of contacts without friction.
-    room = _room(m, pairs, most) + 2 * len(tethers)
-    rows = max((pair.condim for pair in pairs), default=1 if tethers else 0)
-    chain = max([len(pair.dofs) for pair in pairs] + [len(entry.dofs) for entry in tethers], default=0)
+    # A limited tendon's sides, and those of an equality, take the place of contacts without friction.
+    room = _room(m, pairs, most) + 2 * (len(tethers) + len(ties))
+    rows = max((pair.condim for pair in pairs), default=1 if tethers or ties else 0)
+    chain = max(
+        [len(pair.dofs) for pair in pairs] + [len(entry.dofs) for entry in tethers] + [len(tie.dofs) for tie in ties],
+        default=0,
+    )
     limits = _most_limits(m, scales)
     losses = int((m.dof_frictionloss > 0).sum())
 
@@ -156,6 +162,7 @@ def plan(
     if not forces_read:
         before.take("com", 3 * m.nbody if pairs else 0)
     before.take("tether", len(tethers) * (1 + chain))
+    before.take("tie", len(ties) * (3 + chain))
     before.take("found", 10 * max(most, default=0))
     dual = m.opt_solver == c.PGS
     duals = min(losses + limits + room * max(1, 2 * (rows - 1)), DUALS) if dual else 0

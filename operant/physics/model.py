@@ -20,7 +20,7 @@ import numpy as np
 
 from operant.errors import BadFileError, OperantError
 
-_COUNTS = "nq nv nu na nbody njnt ngeom nsite ntendon nactuator nout nsensor nsensordata ntree nexclude npair"
+_COUNTS = "nq nv nu na nbody njnt ngeom nsite ntendon nactuator nout nsensor nsensordata ntree nexclude npair neq"
 _OPTIONS = (
     "timestep impratio tolerance ls_tolerance iterations ls_iterations noslip_iterations solver integrator cone "
     "disableflags enableflags gravity wind density viscosity"
@@ -44,9 +44,10 @@ _GROUPS = {
     "site": "bodyid type pos quat size",
     "pair": "dim geom1 geom2 signature solref solreffriction solimp margin gap friction",
     "exclude": "signature",
+    "eq": "type obj1id obj2id objtype active0 solref solimp data",
     "tendon": (
         "adr num limited actfrclimited solref_lim solimp_lim solref_fri solimp_fri range margin stiffness "
-        "stiffnesspoly damping dampingpoly armature frictionloss lengthspring invweight0"
+        "stiffnesspoly damping dampingpoly armature frictionloss lengthspring length0 invweight0"
     ),
     "wrap": "type objid prm",
     "actuator": (

@@ -23,6 +23,7 @@ from operant.physics.layout import Layout
 from operant.physics.model import Model
 from operant.physics.pairs import Pair, Tether, safe_solimp, safe_solref, stiffness_damping
 from operant.physics.tables import table
+from operant.physics.ties import Tie
 
 PLACES, NUMBERS = 7, 18  # columns of the tables of pairs
 
@@ -148,12 +149,13 @@ class Contacts:
         m: Model,
         pairs: Sequence[Pair],
         tethers: Sequence[Tether],
+        ties: Sequence[Tie],
         lay: Layout,
         functions: dict[Any, Any],
         real: Any,
     ) -> None:
         self.room, self.rows, self.chain = lay.room, lay.rows, lay.chain
-        self.pairs, count = len(pairs), max(len(pairs) + len(tethers), 1)
+        self.pairs, count = len(pairs), max(len(pairs) + len(tethers) + len(ties), 1)
         kinds = sorted({pair.types(m) for pair in pairs})
         # Columns: pose of each geom, geom, kind, dimensions, dofs
         places = np.zeros((count, PLACES), int32)
@@ -187,11 +189,17 @@ class Contacts:
                 *stiffness_damping(entry.solref, entry.solimp), *impedance_numbers(entry.solimp),
                 m.tendon_invweight0[entry.tendon], 1.0,
             )  # fmt: skip
+        # So is a row of an equality constraint.
+        for k, tie in enumerate(ties, len(pairs) + len(tethers)):
+            places[k, 5], places[k, 6] = 1, len(tie.dofs)
+            dofs[k, : len(tie.dofs)] = tie.dofs
+            numbers[k, 7:17] = *stiffness_damping(tie.solref, tie.solimp), *impedance_numbers(tie.solimp), tie.weight
+            numbers[k, 17] = 1.0
         # Tables by entry: PLACES k + column, NUMBERS k + column, chain k + dof
         self.places, self.dofs, self.signs, self.numbers = table(places), table(dofs), table(signs), table(numbers)
         self.friction = self._friction(lay, real)
         self.regularisation = self._regularisation(m, pairs, lay, real)
-        pull = self._puller(tethers, lay, real)
+        pull = self._binder(ties, len(tethers), self._puller(tethers, lay, real), lay, real)
         self.find = self._finder(m, pairs, lay, [(k, functions[pair]) for k, pair in enumerate(kinds)], pull, real)
 
     def _friction(self, lay: Layout, real: Any) -> Any:
@@ -283,6 +291,46 @@ class Contacts:
             return n
 
         return pull
+
+    def _binder(self, ties: Sequence[Tie], tethers: int, pull: Any, lay: Layout, real: Any) -> Any:
+        """Make the device function (w) that writes the rows of equality constraints after those that `pull` writes and
+        returns the number of both. A row that pushes and pulls is two that push, as
+        D r^2 = D min(r, 0)^2 + D min(-r, 0)^2.
+        """
+        if not ties:
+            return pull
+        places, dofs, numbers = self.places, self.dofs, self.numbers
+        curve = impedance(real, [tie.solimp[4] for tie in ties], numbers)
+        count, first, rows, chain = len(ties), self.pairs + tethers, lay.rows, lay.chain
+        zero, one, least = real(0.0), real(1.0), real(c.MINVAL)
+        TIE, QVEL, WARM, SMOOTH = (lay.at[name] for name in ("tie", "qvel", "warm", "qacc_smooth"))
+        PAIR, D, R, V, J = (lay.at[f"contact {name}"] for name in ("pair", "D", "r", "v", "J"))
+
+        @device_call
+        def bind(w):
+            n = pull(w)
+            for k in range(count):
+                at, row = TIE + (3 + chain) * k, first + k
+                d = curve(w[at + 1], NUMBERS * row + 9)
+                for side in range(2):
+                    sign = one if side == 0 else -one
+                    w[PAIR + n] = real(row)
+                    w[D + n] = one / max(least, (one - d) / d * numbers(NUMBERS * row + 16))
+                    speed, warm, smooth = zero, zero, zero
+                    for i in range(places(PLACES * row + 6)):
+                        j, dof = sign * w[at + 3 + i], dofs(chain * row + i)
+                        w[J + n * rows * chain + i] = j
+                        speed += j * w[QVEL + dof]
+                        warm += j * w[WARM + dof]
+                        smooth += j * w[SMOOTH + dof]
+                    # a* = -B v - K d r - dJ/dt v
+                    stiffness, damping = numbers(NUMBERS * row + 7), numbers(NUMBERS * row + 8)
+                    reference = -damping * speed - sign * (stiffness * d * w[at] + w[at + 2])
+                    w[R + n * rows], w[V + n * rows] = warm - reference, smooth - reference
+                    n += 1
+            return n
+
+        return bind
 
     def _finder(self, m: Model, pairs: Sequence[Pair], lay: Layout, kinds: Sequence[Any], pull: Any, real: Any) -> Any:
         if not pairs:

@@ -523,6 +523,74 @@ def test_quantities_that_are_read_are_mujocos_after_a_step(name):
     assert touched > 20
 
 
+LOOPS = """
+<mujoco>
+  <option timestep="0.004" INTEGRATOR/>
+  <default><geom contype="0"/><joint damping="0.1"/></default>
+  <worldbody>
+    <geom type="plane" size="5 5 1" contype="1"/>
+    <site name="post" pos="2 0 0.6"/>
+    <body pos="0 0 0.8">
+      <joint name="crank" axis="0 1 0"/><geom type="capsule" fromto="0 0 0 0.2 0 0" size="0.02"/>
+      <body pos="0.2 0 0">
+        <joint axis="0 1 0"/><geom type="capsule" fromto="0 0 0 0 0 -0.4" size="0.02"/>
+        <body name="rocker" pos="0 0 -0.4"><joint name="rocker" axis="0 1 0"/>
+          <geom type="capsule" fromto="0 0 0 0.3 0 0" size="0.02"/>
+        </body>
+      </body>
+    </body>
+    <body name="fork" pos="1 0 0.5">
+      <freejoint/><geom type="box" size="0.1 0.1 0.05"/>
+      <body pos="0 0.1 0">
+        <joint name="left" axis="0 0 1"/><geom type="capsule" fromto="0 0 0 0.2 0 0" size="0.02"/>
+      </body>
+      <body pos="0 -0.1 0">
+        <joint name="right" axis="0 0 1"/><geom type="capsule" fromto="0 0 0 0.2 0 0" size="0.02"/>
+        <site name="grip" pos="0.2 0 0" euler="10 20 30"/>
+      </body>
+    </body>
+    <body name="load" pos="1.3 -0.1 0.5">
+      <freejoint/><geom type="sphere" size="0.08"/><site name="handle" pos="-0.05 0 0.02"/>
+    </body>
+    <body name="sign" pos="2 0 0.5"><joint type="ball"/><geom type="box" size="0.1 0.02 0.1" pos="0 0 -0.1"/></body>
+    <body name="slab" pos="2 1 0.5">
+      <freejoint/><geom type="box" size="0.1 0.2 0.1"/><site name="hook" pos="0 0 0.1"/>
+    </body>
+  </worldbody>
+  <tendon>
+    <fixed name="sum"><joint joint="left" coef="1"/><joint joint="right" coef="2"/></fixed>
+    <fixed name="bend"><joint joint="crank" coef="1.5"/></fixed>
+    <fixed name="turn"><joint joint="rocker" coef="1"/></fixed>
+  </tendon>
+  <equality>
+    <connect body1="rocker" anchor="0.3 0 0"/>
+    <joint joint1="left" joint2="right" polycoef="0.1 -0.8 0.2 0.1 -0.05" solref="0.03 0.8"/>
+    <joint joint1="rocker" polycoef="0.2 0 0 0 0" active="false"/>
+    <weld site1="grip" site2="handle" torquescale="0.7"/>
+    <weld body1="slab" body2="sign" solimp="0.8 0.95 0.01 0.4 3"/>
+    <connect site1="post" site2="hook"/>
+    <weld body1="fork" relpose="0 0 0.1 0.9 0.1 0.2 0.3" anchor="0.05 0 0.1" solref="0.1 1"/>
+    <tendon tendon1="bend" tendon2="turn" polycoef="0 0.5 0.1 0 0" solref="0.05 1"/>
+    <tendon tendon1="sum" polycoef="0.1 0 0 0 0"/>
+  </equality>
+</mujoco>
+"""
+"""Chains closed to loops, welds by bodies and by sites, coupled joints and tendons."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ['integrator="implicitfast"', 'cone="elliptic"', 'integrator="RK4"'])
+def test_a_step_with_equality_constraints_is_mujocos_to_rounding(options):
+    text = LOOPS.replace("INTEGRATOR", options)
+    errors = parity.step_errors(text, float64, 400)
+    assert errors.rows > 30 and errors.contacts > 2 and errors.lost == 0
+    assert len(errors.values) > 350
+    # Elliptic: 7 of 398 states beyond 1e-10; with a smaller tolerance fewer: the solver stops elsewhere.
+    assert np.quantile(errors.values.max(axis=1), 0.97) < 1e-10
+    assert errors.values.max() < (1e-6 if "elliptic" in options else 1e-10)
+    assert np.median(parity.step_errors(text, float32, 400).values, axis=0).max() < 5e-6
+
+
 FREE_MOTION = {
     "double pendulum": """<mujoco><option timestep="0.002" integrator="RK4"/><worldbody><body>
       <joint axis="0 1 0"/><geom type="capsule" fromto="0 0 0 0 0 -0.5" size="0.04" contype="0"/>
@@ -597,6 +665,13 @@ def test_a_field_whose_replacement_would_leave_stale_constants_is_refused(field,
 def test_an_element_that_is_not_covered_is_named():
     with pytest.raises(OperantError, match=r"elliptic friction cones under PGS.*gymnasium.Env"):
         Model.from_mjcf('<mujoco><option cone="elliptic" solver="PGS"/></mujoco>')
+    with pytest.raises(OperantError, match=r"equality constraints under PGS \(Newton covers them\)"):
+        Model.from_mjcf(LOOPS.replace("INTEGRATOR", 'solver="PGS"'))
+    loops = Model.from_mjcf(LOOPS.replace("INTEGRATOR", ""))
+    with pytest.raises(OperantError, match="does not keep cfrc_ext"):
+        build(loops, reads=("cfrc_ext",))
+    with pytest.raises(OperantError, match="does not scale masses and armature"):
+        build(loops, scales=("mass",))
     with pytest.raises(OperantError, match="the transmission of actuator 'wheel'"):
         Model.from_mjcf(
             '<mujoco><worldbody><body><freejoint/><geom size="1"/><site name="s"/></body></worldbody>'
