@@ -251,6 +251,13 @@ def test_a_module_says_what_it_is_for(name):
     assert len(ast.get_docstring(tree(name)) or "") > 30
 
 
+@every([name for name in MODULES if name.startswith("operant.")])
+def test_a_class_variable_names_its_type(name):
+    """On Python 3.10 pydantic cannot evaluate a `ClassVar` without one as a string annotation."""
+    found = [node for node in ast.walk(tree(name)) if isinstance(node, ast.AnnAssign)]
+    assert not [node.lineno for node in found if ast.unparse(node.annotation) == "ClassVar"], name
+
+
 @every(MODULES)
 def test_nothing_happens_at_import(name):
     """Definitions, constants and imports: no call whose result nobody keeps."""

@@ -64,7 +64,7 @@ class OnPolicy:
     class Config(Section):
         """Keys of `[algo]`: a subclass adds its own, and may replace defaults."""
 
-        schedulable: ClassVar = ("learning_rate",)
+        schedulable: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
         horizon: Count = Field(16, ge=1, le=65536, description="rollout length T: steps of each lane per iteration")
         learning_rate: Real = Field(3e-3, gt=0, le=1, description="learning rate of Adam")
@@ -244,7 +244,7 @@ class OffPolicy(base.ReplayAlgorithm):
     class Config(OffPolicyConfig):
         """Keys of `[algo]`: a subclass adds its own, and may replace defaults."""
 
-        schedulable: ClassVar = ("learning_rate",)
+        schedulable: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
         learning_rate: Real = Field(5e-4, gt=0, le=1, description="learning rate of Adam")
         tau: Real = Field(1.0, gt=0, le=1, description="target <- (1 - tau) target + tau network")

@@ -47,7 +47,7 @@ class _TileConfig:
 class Resident(_TileConfig):
     """Tile config of the resident engine: a program per chunk and tower holds the tower's weights."""
 
-    name: ClassVar = "resident"
+    name: ClassVar[str] = "resident"
     block_m: int  # samples of a tile of the backward kernel
     warps: int
     chunks: int  # of a minibatch
@@ -65,7 +65,7 @@ class PerLayer(_TileConfig):
     outputs.
     """
 
-    name: ClassVar = "per-layer"
+    name: ClassVar[str] = "per-layer"
     block_m: int
     block_n: int
     block_k: int  # step of the inner dimension

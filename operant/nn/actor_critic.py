@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class ActorCriticConfig(Section):
     """Keys of `[algo]` shared by all algorithms with an actor and critics that learn from a replay."""
 
-    schedulable: ClassVar = ("learning_rate", "critic_learning_rate")
+    schedulable: ClassVar[tuple[str, ...]] = ("learning_rate", "critic_learning_rate")
 
     learning_rate: Real = Field(
         3e-4, gt=0, le=1, description="learning rate of Adam, of the actor (and SAC's temperature)"

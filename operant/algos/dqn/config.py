@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class DQNConfig(OffPolicyConfig):
     """Section `[algo]` with name = "dqn"."""
 
-    schedulable: ClassVar = ("learning_rate",)
+    schedulable: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
     learning_rate: Real = Field(5e-4, gt=0, le=1, description="learning rate of Adam")
     double: bool = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 class PPOConfig(Section):
     """Section `[algo]` with name = "ppo"."""
 
-    schedulable: ClassVar = (
+    schedulable: ClassVar[tuple[str, ...]] = (
         "learning_rate",
         "clip",
         "value_clip",
@@ -24,7 +25,7 @@ class PPOConfig(Section):
         "value_coefficient",
         "target_kl",
     )
-    fixed_on_resume: ClassVar = {
+    fixed_on_resume: ClassVar[Mapping[str, str]] = {
         "optimizer": "checkpoints hold the moments of that optimizer",
         "overlap": "checkpoints hold the acting policy only if it is on",
     }

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class PQNConfig(Section):
     """Section `[algo]` with name = "pqn"."""
 
-    schedulable: ClassVar = ("learning_rate",)
+    schedulable: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
     horizon: Count = Field(32, ge=1, le=65536, description="rollout length T: steps of each lane per iteration")
     epochs: Count = Field(2, ge=1, le=1024, description="passes over the samples of an iteration")
