@@ -18,6 +18,7 @@ from numba import get_num_threads, njit, prange, typeof, types
 from numpy import asarray, uint8, uint32
 
 from operant.compute.atomics import add, load, yield_thread
+from operant.compute.cuda_ranges import lower_ranges_plainly
 from operant.compute.device import FASTMATH, NO_REFERENCE_COUNTS, inline_without_copies
 from operant.compute.jit_cache import cache_cpu, cache_cuda
 
@@ -103,6 +104,7 @@ def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
     from numba.cuda.core import inline_closurecall
 
     inline_without_copies(inline_closurecall)
+    lower_ranges_plainly()
 
     def shell(count, lanes, slot, offset):
         i: int = cuda.grid(1)  # type: ignore[call-arg]  # numba declares it as a method

@@ -163,7 +163,7 @@ def plan(
         before.take("com", 3 * m.nbody if pairs else 0)
     before.take("tether", len(tethers) * (1 + chain))
     before.take("tie", len(ties) * (3 + chain))
-    before.take("found", 10 * max(most, default=0))
+    before.take("found", 10 * (room + max(most, default=0)) if pairs else 0)
     dual = m.opt_solver == c.PGS
     duals = min(losses + limits + room * max(1, 2 * (rows - 1)), DUALS) if dual else 0
     for name in ("grad", "search"):

@@ -18,7 +18,7 @@ def _local_array(typing: Any, size: Any, dtype: Any) -> Any:
     """
     if not isinstance(size, types.IntegerLiteral):
         return None
-    kind: Any = types.Array(parse_dtype(dtype), 1, "C")  # type: ignore[call-overload]
+    kind: Any = types.CPointer(parse_dtype(dtype))  # type: ignore[call-overload]
     count = size.literal_value
 
     def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -27,17 +27,7 @@ def _local_array(typing: Any, size: Any, dtype: Any) -> Any:
         with builder.goto_entry_block():
             memory = builder.alloca(ir.ArrayType(item, max(count, 1)))
         memory.align = 16
-        array = context.make_array(kind)(context, builder)
-        width = context.get_abi_sizeof(item)
-        context.populate_array(
-            array,
-            data=builder.bitcast(memory, item.as_pointer()),
-            shape=[context.get_constant(types.intp, count)],
-            strides=[context.get_constant(types.intp, width)],
-            itemsize=context.get_constant(types.intp, width),
-            meminfo=None,
-        )
-        return array._getvalue()
+        return builder.bitcast(memory, item.as_pointer())
 
     return kind(types.literal(count), dtype), code
 

@@ -188,7 +188,7 @@ def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass:
             turn = uint32(state >> uint64(59))
             number = uint32(mixed >> turn) | uint32(mixed << (uint32(uint32(32) - turn) & uint32(31)))
             state = uint64(state * factor + increment)
-            j = int(uint64(number) % uint64(i + 1))
+            j = int(uint64(number) % uint64(uint32(i + 1)))
             kept = w[ORDER + i]
             w[ORDER + i] = w[ORDER + j]
             w[ORDER + j] = kept

@@ -341,6 +341,7 @@ class Contacts:
         collide = dispatch(kinds)
         curve = impedance(real, [pair.solimp[4] for pair in pairs], numbers)
         count, room, rows, chain = len(pairs), lay.room, lay.rows, lay.chain
+        turns, rolls = rows > 3, rows > 4
         zero, half, quarter, one, least = real(0.0), real(0.5), real(0.25), real(1.0), real(c.MINVAL)
         FOUND, CDOF, COM, LOST = (lay.at[name] for name in ("found", "cdof", "com", "lost"))
         QVEL, WARM, SMOOTH = (lay.at[name] for name in ("qvel", "warm", "qacc_smooth"))
@@ -360,6 +361,12 @@ class Contacts:
                 together = first + second + reach
                 return x * x + y * y + z * z <= together * together
             return x * w[a + 5] + y * w[a + 8] + z * w[a + 11] <= reach + second
+
+        @device
+        def residual(w, row, minus_reference, warm, smooth):
+            """Write the residuals J a - a* of a contact's row at the last acceleration and the unconstrained one."""
+            w[R + row] = warm + minus_reference
+            w[V + row] = smooth + minus_reference
 
         @device_call
         def write(w, k, at, n):
@@ -395,54 +402,79 @@ class Contacts:
             r = w[at] - numbers(NUMBERS * k + 0)
             d = curve(r, NUMBERS * k + 9)
             stiffness, damping = numbers(NUMBERS * k + 7), numbers(NUMBERS * k + 8)
-            w[PAIR + n] = real(k)
             w[D + n] = one / regularisation(w, k, d)
             dims, moving = places(PLACES * k + 5), places(PLACES * k + 6)
             p0, p1, p2 = w[at + 1], w[at + 2], w[at + 3]
-            for row in range(dims):
-                turns = row > 2
-                f0 = x0 if row % 3 == 0 else (y0 if row % 3 == 1 else z0)
-                f1 = x1 if row % 3 == 0 else (y1 if row % 3 == 1 else z1)
-                f2 = x2 if row % 3 == 0 else (y2 if row % 3 == 1 else z2)
-                speed, warm, smooth = zero, zero, zero
-                for i in range(moving):
-                    dof = dofs(chain * k + i)
-                    at_dof, com = CDOF + 6 * dof, centre(dof)
-                    a0, a1, a2 = w[at_dof], w[at_dof + 1], w[at_dof + 2]
-                    if turns:
-                        v0, v1, v2 = a0, a1, a2
-                    else:
-                        # velocity of the point: translation + rotation x (point - centre)
-                        o0, o1, o2 = p0 - w[com], p1 - w[com + 1], p2 - w[com + 2]
-                        v0 = w[at_dof + 3] + a1 * o2 - a2 * o1
-                        v1 = w[at_dof + 4] + a2 * o0 - a0 * o2
-                        v2 = w[at_dof + 5] + a0 * o1 - a1 * o0
-                    j = signs(chain * k + i) * (f0 * v0 + f1 * v1 + f2 * v2)
-                    w[J + (n * rows + row) * chain + i] = j
-                    speed += j * w[QVEL + dof]
-                    warm += j * w[WARM + dof]
-                    smooth += j * w[SMOOTH + dof]
-                reference = -damping * speed
-                if row == 0:
-                    reference -= stiffness * d * r
-                w[R + n * rows + row] = warm - reference
-                w[V + n * rows + row] = smooth - reference
+            first = J + n * rows * chain
+            speed0, speed1, speed2, speed3, speed4, speed5 = zero, zero, zero, zero, zero, zero
+            warm0, warm1, warm2, warm3, warm4, warm5 = zero, zero, zero, zero, zero, zero
+            smooth0, smooth1, smooth2, smooth3, smooth4, smooth5 = zero, zero, zero, zero, zero, zero
+            for i in range(moving):
+                # Velocity of the point: translation + rotation x (point - centre)
+                dof, sign = dofs(chain * k + i), signs(chain * k + i)
+                at_dof, com = CDOF + 6 * dof, centre(dof)
+                a0, a1, a2 = sign * w[at_dof], sign * w[at_dof + 1], sign * w[at_dof + 2]
+                o0, o1, o2 = p0 - w[com], p1 - w[com + 1], p2 - w[com + 2]
+                v0 = sign * w[at_dof + 3] + a1 * o2 - a2 * o1
+                v1 = sign * w[at_dof + 4] + a2 * o0 - a0 * o2
+                v2 = sign * w[at_dof + 5] + a0 * o1 - a1 * o0
+                qvel, qwarm, qsmooth = w[QVEL + dof], w[WARM + dof], w[SMOOTH + dof]
+
+                # Row of J: velocity along the normal and the tangents, rotation about them
+                j = x0 * v0 + x1 * v1 + x2 * v2
+                w[first + i] = j
+                speed0, warm0, smooth0 = speed0 + j * qvel, warm0 + j * qwarm, smooth0 + j * qsmooth
+                if dims > 1:
+                    j = y0 * v0 + y1 * v1 + y2 * v2
+                    w[first + chain + i] = j
+                    speed1, warm1, smooth1 = speed1 + j * qvel, warm1 + j * qwarm, smooth1 + j * qsmooth
+                    j = z0 * v0 + z1 * v1 + z2 * v2
+                    w[first + 2 * chain + i] = j
+                    speed2, warm2, smooth2 = speed2 + j * qvel, warm2 + j * qwarm, smooth2 + j * qsmooth
+                if turns and dims > 3:
+                    j = x0 * a0 + x1 * a1 + x2 * a2
+                    w[first + 3 * chain + i] = j
+                    speed3, warm3, smooth3 = speed3 + j * qvel, warm3 + j * qwarm, smooth3 + j * qsmooth
+                if rolls and dims > 4:
+                    j = y0 * a0 + y1 * a1 + y2 * a2
+                    w[first + 4 * chain + i] = j
+                    speed4, warm4, smooth4 = speed4 + j * qvel, warm4 + j * qwarm, smooth4 + j * qsmooth
+                    j = z0 * a0 + z1 * a1 + z2 * a2
+                    w[first + 5 * chain + i] = j
+                    speed5, warm5, smooth5 = speed5 + j * qvel, warm5 + j * qwarm, smooth5 + j * qsmooth
+            push = stiffness * d * r
+            residual(w, n * rows, damping * speed0 + push, warm0, smooth0)
+            if dims > 1:
+                residual(w, n * rows + 1, damping * speed1, warm1, smooth1)
+                residual(w, n * rows + 2, damping * speed2, warm2, smooth2)
+            if turns and dims > 3:
+                residual(w, n * rows + 3, damping * speed3, warm3, smooth3)
+            if rolls and dims > 4:
+                residual(w, n * rows + 4, damping * speed4, warm4, smooth4)
+                residual(w, n * rows + 5, damping * speed5, warm5, smooth5)
 
         @device_call
         def find(w):
-            n = pull(w)
+            # All contacts before their rows: on a GPU, lanes then write the rows of their n-th contact together.
+            tethered = pull(w)
+            n = tethered
             for k in range(count):
                 if near(w, k):
-                    at, reach = PLACES * k, numbers(NUMBERS * k + 1)
+                    at, reach, margin = PLACES * k, numbers(NUMBERS * k + 1), numbers(NUMBERS * k + 0)
                     a, b, first, second = places(at), places(at + 1), places(at + 2), places(at + 3)
-                    some = collide(places(at + 4), w, a, b, sizes, first, second, reach, w, FOUND)
+                    start = FOUND + 10 * n
+                    some = collide(places(at + 4), w, a, b, sizes, first, second, reach, w, start)
                     for i in range(some):
-                        if w[FOUND + 10 * i] < numbers(NUMBERS * k + 0):
+                        if w[start + 10 * i] < margin:
                             if n < room:
-                                write(w, k, FOUND + 10 * i, n)
+                                w[PAIR + n] = real(k)
+                                for number in range(10):
+                                    w[FOUND + 10 * n + number] = w[start + 10 * i + number]
                                 n += 1
                             else:
                                 w[LOST] += one
+            for k in range(tethered, n):
+                write(w, int(w[PAIR + k]), FOUND + 10 * k, k)
             return n
 
         return find

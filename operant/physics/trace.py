@@ -217,7 +217,10 @@ def program(record: Callable[[Tape], None], arrays: int, content: bytes) -> Any:
 
 def _lower(context: Any, builder: Any, kinds: Any, values: Any, events: list[Value]) -> None:
     """Emit LLVM instructions for the events of a tape."""
-    arrays = [make_array(kind)(context, builder, value) for kind, value in zip(kinds, values, strict=True)]
+    arrays = [
+        value if isinstance(kind, types.CPointer) else make_array(kind)(context, builder, value)
+        for kind, value in zip(kinds, values, strict=True)
+    ]
     real = kinds[0].dtype
     form = context.get_data_type(real)
     size = context.get_abi_sizeof(form)
@@ -225,6 +228,8 @@ def _lower(context: Any, builder: Any, kinds: Any, values: Any, events: list[Val
 
     def address(array: int, offset: int) -> Any:
         place = arrays[array]
+        if isinstance(kinds[array], types.CPointer):
+            return builder.gep(place, [ir.Constant(ir.IntType(64), offset)])
         if kinds[array].layout == "C":
             return builder.gep(place.data, [ir.Constant(ir.IntType(64), offset)])
         step = builder.mul(cgutils.unpack_tuple(builder, place.strides)[0], ir.Constant(ir.IntType(64), offset))
