@@ -8,8 +8,8 @@
     python benches/mujoco_returns.py play RUNS [--episodes 1000] [--lanes 50] [--processes 2]
 
 `session` trains the recipes of `JOBS` on a GPU, one run at a time: all of them with one seed before the next, and none
-whose last duration exceeds what is left of `--budget` seconds. Each has as many steps as fit its limit, at most its
-recipe's. Its runs are in one file, RECIPE.tar.
+whose last duration exceeds what is left of `--budget` seconds. Its runs are in one file, RECIPE.tar. `limit_s` is the
+time of training that the recipe aims at.
 
 `models` compiles every task's model where `mujoco` is installed, `train` needs only its files, and `play` needs
 Gymnasium and `mujoco`, but no GPU. With `--seconds` the number of steps is what the algorithm's phases take in this
@@ -28,6 +28,7 @@ import logging
 import math
 import multiprocessing
 import os
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -44,6 +45,7 @@ from recipes import FRESH_SEED, evaluations, trained_s
 from operant import envs, runs
 from operant.config import request
 from operant.envs.physics import PhysicsEnv
+from operant.runs.checkpoints import Store, load_file
 from operant.training import worker
 from operant.training.evaluate import Evaluator
 from operant.training.requests import Requests
@@ -66,19 +68,20 @@ JOBS = (
         (
             *("env.lanes=4096", "net.hidden=[256,256]", "algo.precision=bf16", "algo.optimizer=muon"),
             *("algo.learning_rate=3e-3", "algo.gamma=0.98", "algo.gae_lambda=0.9"),
-            *("run.steps=60M", "eval.every=60", "eval.episodes=256"),
+            *("run.steps=100M", "eval.every=120", "eval.episodes=256"),
         ),
     ),
-    Job("ppo/walker2d", 45.0),
     Job("ppo/hopper", 45.0),
+    Job("ppo/walker2d", 45.0),
     Job("ppo/swimmer", 30.0),
     Job("ppo/reacher", 30.0),
     Job("ppo/pusher", 30.0),
     Job("ppo/inverted_pendulum", 30.0),
     Job("ppo/inverted_double_pendulum", 30.0),
     Job("ppo/ant", 120.0),
-    Job("sac/half_cheetah", 300.0),
     Job("ppo/humanoid", 600.0),
+    Job("ppo/humanoid_standup", 600.0),
+    Job("sac/half_cheetah", 300.0),
 )
 
 
@@ -128,8 +131,7 @@ def trained(recipe: str, seed: int, overrides: list[str], episodes: int, root: P
         trainer.algo.actor, config.environment, config.params, episodes=episodes, seed=FRESH_SEED + seed
     ).run(0)
     said = evaluations(run.path) if config.eval.every else []
-    for useless in ("metrics.mm", "run.lock"):  # what comes back from another machine should be small
-        (run.path / useless).unlink(missing_ok=True)
+    strip(run)
     return {
         "run": run.path.name,
         "steps": trainer.step,
@@ -142,6 +144,18 @@ def trained(recipe: str, seed: int, overrides: list[str], episodes: int, root: P
         "tally": {name: round(value, 4) for name, value in fresh.tally.items()},
         "curve": [[line["step"], round(line["mean"], 1)] for line in said],
     }
+
+
+def strip(run: runs.Run) -> None:
+    """Leave of a finished run what `play` needs: the last policy. It comes back from another machine."""
+    for useless in ("metrics.mm", "run.lock"):
+        (run.path / useless).unlink(missing_ok=True)
+    last = load_file(max((run.path / "checkpoints").glob("step-*")))
+    config = (run.path / "config.toml").read_text(encoding="utf-8")
+    policy = {name: tensor for name, tensor in last.tensors.items() if name.startswith("policy/")}
+    shutil.rmtree(run.path / "checkpoints")
+    store = Store(run.path / "checkpoints", run_uuid=run.uuid.hex(), report=print)
+    store.save(last.step, policy, last.document, session=1, config=config)
 
 
 def play(path: Path, episodes: int, lanes: int) -> dict[str, Any]:
@@ -198,19 +212,14 @@ def session(jobs: list[Job], seeds: list[int], more: list[str], episodes: int, b
     """Train the jobs in turn with each seed, as far as the budget goes, and pack the runs of each recipe into one
     file.
     """
-    end_s, steps, took_s = time.perf_counter() + budget_s, dict[str, int](), dict[str, float]()
+    end_s, took_s = time.perf_counter() + budget_s, dict[str, float]()
     for seed in seeds:
         for job in jobs:
             overrides, began_s = [*job.overrides, *more], time.perf_counter()
             if began_s + took_s.get(job.recipe, 0.0) > end_s:
                 print(json.dumps({"recipe": job.recipe, "seed": seed, "skipped": "no time left"}), flush=True)
                 continue
-            if job.recipe not in steps:
-                asked = request.make(overrides, config=job.recipe, environment_file=None, settings={}).load().run.steps
-                steps[job.recipe] = min(asked, steps_in(job.recipe, job.limit_s, overrides))
-                began_s = time.perf_counter()
             with tempfile.TemporaryDirectory() as folder:
-                overrides.append(f"run.steps={steps[job.recipe]}")
                 line = line_of(job.recipe, seed, overrides, episodes, Path(folder))
                 with tarfile.open(out / f"{job.recipe.replace('/', '_')}.tar", "a") as file:
                     for path in sorted(Path(folder).iterdir()):

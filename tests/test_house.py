@@ -366,9 +366,9 @@ def test_every_wait_for_the_device_is_marked(name):
 
 
 def test_only_kernel_knows_numbas_two_backends():
-    # `ptx` and `check` compile for a GPU to look at what comes out, `jit_cache` keeps it; `doctor` asks whether there
-    # is one. None of them runs a lane.
-    readers = ("compute.jit_cache", "compute.ptx", "tools.check", "tools.doctor")
+    # `ptx` and `check` compile for a GPU to look at what comes out, `jit_cache` keeps it, `cuda_ranges` improves it;
+    # `doctor` asks whether there is one. None of them runs a lane.
+    readers = ("compute.cuda_ranges", "compute.jit_cache", "compute.ptx", "tools.check", "tools.doctor")
     may_know = {"operant.compute.kernel": {"cuda", "prange"}} | {f"operant.{name}": {"cuda"} for name in readers}
     for name in MODULES:
         known = {
