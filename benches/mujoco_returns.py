@@ -14,8 +14,9 @@ time of training that the recipe aims at.
 `models` compiles every task's model where `mujoco` is installed, `train` needs only its files, and `play` needs
 Gymnasium and `mujoco`, but no GPU. With `--seconds` the number of steps is what the algorithm's phases take in this
 time, measured by a short run before; otherwise it is the recipe's. `training_s` is the time of these phases without the
-first iteration, by the device's clock; `fresh` the mean return of greedy episodes in our own environment. `play` loads
-the last checkpoint of every run in a folder, or in a .tar file there.
+first iteration, by the device's clock; `fresh` the mean return of `--episodes` greedy episodes in our own environment
+by the last policy. What is kept of a run is the policy with the highest evaluation during training, or the last without
+evaluations. `play` loads it for every run in a folder, or in a .tar file there.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from recipes import FRESH_SEED, evaluations, trained_s
 from operant import envs, runs
 from operant.config import request
 from operant.envs.physics import PhysicsEnv
-from operant.runs.checkpoints import Store, load_file
+from operant.runs.checkpoints import Store
 from operant.training import worker
 from operant.training.evaluate import Evaluator
 from operant.training.requests import Requests
@@ -127,35 +128,41 @@ def trained(recipe: str, seed: int, overrides: list[str], episodes: int, root: P
     """Train one recipe with one seed and play greedy episodes in our own environment with its last policy."""
     trainer, run, wall_s = train(recipe, seed, overrides, root)
     config = trainer.config
-    fresh = Evaluator(
-        trainer.algo.actor, config.environment, config.params, episodes=episodes, seed=FRESH_SEED + seed
-    ).run(0)
+    fresh: dict[str, Any] = {}
+    if episodes:
+        actor = trainer.algo.actor
+        found = Evaluator(actor, config.environment, config.params, episodes=episodes, seed=FRESH_SEED + seed).run(0)
+        fresh = {
+            "fresh": round(found.mean, 2),
+            "fresh_ci95": round(found.ci95 or 0.0, 2),
+            "length": round(found.length, 1),
+            "tally": {name: round(value, 4) for name, value in found.tally.items()},
+        }
     said = evaluations(run.path) if config.eval.every else []
-    strip(run)
+    strip(run, "best" if config.eval.every else "last")
     return {
         "run": run.path.name,
         "steps": trainer.step,
         "training_s": round(trained_s(run.path), 3),
         "wall_s": round(wall_s, 2),
         "target": config.run.target,
-        "fresh": round(fresh.mean, 2),
-        "fresh_ci95": round(fresh.ci95 or 0.0, 2),
-        "length": round(fresh.length, 1),
-        "tally": {name: round(value, 4) for name, value in fresh.tally.items()},
+        **fresh,
         "curve": [[line["step"], round(line["mean"], 1)] for line in said],
     }
 
 
-def strip(run: runs.Run) -> None:
-    """Leave of a finished run what `play` needs: the last policy. It comes back from another machine."""
+def strip(run: runs.Run, which: str) -> None:
+    """Leave of a finished run what `play` needs, the policy of its checkpoint `which` ("best" or "last"): runs come
+    back from another machine.
+    """
     for useless in ("metrics.mm", "run.lock"):
         (run.path / useless).unlink(missing_ok=True)
-    last = load_file(max((run.path / "checkpoints").glob("step-*")))
+    place = run.path / "checkpoints"
+    kept = Store(place, run_uuid=run.uuid.hex(), report=print).load(which)
     config = (run.path / "config.toml").read_text(encoding="utf-8")
-    policy = {name: tensor for name, tensor in last.tensors.items() if name.startswith("policy/")}
-    shutil.rmtree(run.path / "checkpoints")
-    store = Store(run.path / "checkpoints", run_uuid=run.uuid.hex(), report=print)
-    store.save(last.step, policy, last.document, session=1, config=config)
+    policy = {name: tensor for name, tensor in kept.tensors.items() if name.startswith("policy/")}
+    shutil.rmtree(place)
+    Store(place, run_uuid=run.uuid.hex(), report=print).save(kept.step, policy, kept.document, session=1, config=config)
 
 
 def play(path: Path, episodes: int, lanes: int) -> dict[str, Any]:
