@@ -181,6 +181,32 @@ def test_spaces_limits_and_starts_are_gymnasiums(name):
     assert np.all(np.abs(ours.std(axis=1) - theirs.std(axis=0)) <= 5 * spread / np.sqrt(count) + 1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["half_cheetah", "ant"])
+def test_a_lane_has_the_same_bits_in_a_world_of_any_size(name):
+    env, steps, kept = envs.find(name), 60, 64
+    generator = np.random.default_rng(5)
+    actions = generator.uniform(-1.0, 1.0, (steps, env.action.size, kept)).astype(np.float32)
+
+    def outputs(lanes: int, compared: int) -> bytes:
+        """State and outputs of the first lanes after each step; the lanes beyond `kept` act at random."""
+        world, found = DeviceWorld(env, lanes, seed=1, every_final=True), []
+        slot = world.slot()
+        bound = world.bind(slot)
+        world.reset(bound)
+        for t in range(steps):
+            action = np.random.default_rng(t).uniform(-1.0, 1.0, (env.action.size, lanes)).astype(np.float32)
+            action[:, :kept] = actions[t, :, :lanes]
+            slot.action.copy_(torch.from_numpy(action))
+            world.step(bound)
+            world.advance(1)
+            found += [x[..., :compared].numpy().tobytes() for x in (world.lanes.state, *slot) if x is not None]
+        return b"".join(found)
+
+    assert outputs(1, 1) == outputs(64, 1)
+    assert outputs(64, 64) == outputs(4096, 64)
+
+
 @pytest.mark.parametrize("name", by_name(NAMES, plain={"half_cheetah"}))
 def test_declarations_hold(name):
     env = envs.find(name).ready()
