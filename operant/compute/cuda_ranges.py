@@ -29,7 +29,7 @@ def lower_ranges_plainly() -> None:
 
 def _next_index(kind: Any) -> Any:
     """Make the lowering of `iternext` for one type of range: (index, whether there is one)."""
-    from numba.cuda import cgutils
+    from numba.cuda import cgutils  # type: ignore[attr-defined]
     from numba.cuda.core.imputils import RefType, iternext_impl
 
     proxy = cgutils.create_struct_proxy(kind)

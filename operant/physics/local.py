@@ -18,7 +18,7 @@ def _local_array(typing: Any, size: Any, dtype: Any) -> Any:
     """
     if not isinstance(size, types.IntegerLiteral):
         return None
-    kind: Any = types.CPointer(parse_dtype(dtype))  # type: ignore[call-overload]
+    kind: Any = types.CPointer(parse_dtype(dtype))
     count = size.literal_value
 
     def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
