@@ -46,7 +46,7 @@ class Tether:
 
 
 def find_tethers(m: Model) -> list[Tether]:
-    """All tendons of limited length, in order."""
+    """Return the tendons whose length has a limit, in the order of the model."""
     if m.opt_disableflags & (c.NO_LIMIT | c.NO_CONSTRAINT):
         return []
     return [

@@ -41,7 +41,7 @@ class Tie:
 
 
 def find_ties(m: Model) -> list[Tie]:
-    """Rows of all equality constraints that are active, in order."""
+    """Return one `Tie` for each row of the equality constraints that are active, in the order of the model."""
     found = []
     off = m.opt_disableflags & (c.NO_EQUALITY | c.NO_CONSTRAINT)
     # A file that an earlier version saved has no such field.
