@@ -50,6 +50,8 @@ PYTHON = (
     ("operant.errors", "Errors for users, with their exit codes."),
 )
 """Modules of the Python reference, with a description of each."""
+DEVICES = {"cpu": "CPU", "gpu": "GPU"}
+"""Kinds of devices in benches/zoo.toml, with their titles."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -193,20 +195,73 @@ def faults() -> str:
 
 
 def zoo() -> str:
-    """Table of benches/zoo.toml: each recipe with several seeds, then the recipes without a measurement."""
-    rows: list[tuple[object, ...]] = []
+    """Table of benches/zoo.toml: each recipe on two CPU cores and on a GPU, then the recipes without a measurement and
+    the machines.
+    """
     measured = tomli.loads((HOME / "benches" / "zoo.toml").read_text(encoding="utf-8"))
-    for row in measured.values():
-        interval = f" ± {row['ci95']:.2g}" if "ci95" in row else ""
-        reached = f"{row['solved']} at {row['target']:g}" if "solved" in row else ""
-        seconds = (f"{row['cpu_s']:.1f}", f"{row['wall_s']:.1f}")
-        machine = f"{row['device']}, load {row['load']:.0f}"
-        mean, steps = f"{row['mean_return']:.4g}{interval}", count(row["steps"])
-        version = " ".join(filter(None, (row["version"], row.get("commit"))))
-        rows.append((f"`{row['command']}`", mean, row["seeds"], reached, steps, *seconds, machine, version))
-    head = ("command", "return", "seeds", "at the target", "steps", "CPU s", "wall s", "machine", "version, commit")
-    missing = [f"`{recipe}`" for recipe in recipes.shipped() if recipe not in measured]
-    return f"{table(head, rows)}\n\nNot measured yet: {', '.join(missing)}."
+    rows = [zoo_row(recipe, entry) for recipe, entry in measured.items()]
+    head = ("recipe", "return", "at the target", "steps", "2 cores: s", "GPU: s", "command", "version, commit")
+    absent = [f"`{recipe}`" for recipe in recipes.shipped() if recipe not in measured]
+    machines = {
+        kind: sorted({entry[kind]["device"] for entry in measured.values() if kind in entry}) for kind in DEVICES
+    }
+    parts = [
+        table(head, rows),
+        *(f"{title}: {'; '.join(machines[kind])}." for kind, title in DEVICES.items() if machines[kind]),
+        *([f"Not measured yet: {', '.join(absent)}."] if absent else []),
+    ]
+    return "\n\n".join(parts)
+
+
+def zoo_row(recipe: str, entry: dict[str, dict[str, Any]]) -> tuple[object, ...]:
+    """Row of the zoo's table; where values of CPU and GPU differ, a line for each."""
+    cells = []
+    for value in (returned, reached, stepped, lambda row: f"`{row['command']}`", versioned):
+        found = {DEVICES[kind]: value(row) for kind, row in entry.items()}
+        same = len(set(found.values())) == 1 and value is not returned
+        lines = [text if same or len(found) == 1 else f"{kind}: {text}" for kind, text in found.items() if text != ""]
+        cells.append("<br>".join(lines[:1] if same else lines) or "-")
+    return (f"`{recipe}`", *cells[:3], *(seconds(entry.get(kind)) for kind in DEVICES), *cells[3:])
+
+
+def returned(row: dict[str, Any]) -> str:
+    """Mean return, half its interval, and the seeds."""
+    if "mean_return" not in row:
+        return "-"
+    interval = f" ± {row['ci95']:.2g}" if "ci95" in row else ""
+    return f"{row['mean_return']:.4g}{interval} ({row['seeds']})"
+
+
+def reached(row: dict[str, Any]) -> str:
+    """Number of seeds at the target."""
+    return f"{row['solved']} at {row['target']:g}" if "solved" in row else ""
+
+
+def stepped(row: dict[str, Any]) -> str:
+    """Steps until the checkpoint."""
+    return count(row["steps"]) if "steps" in row else ""
+
+
+def versioned(row: dict[str, Any]) -> str:
+    """Version and commit of the code."""
+    return " ".join(filter(None, (row["version"], row.get("commit"))))
+
+
+def seconds(row: dict[str, Any] | None) -> str:
+    """Seconds of training and of the whole command on a device, the load of a busy machine, and the seeds that were
+    ended.
+    """
+    if row is None:
+        return "-"
+    parts = []
+    if "wall_s" in row:
+        training = f"{row['training_s']:.3g}" if "training_s" in row else "-"
+        parts.append(f"{training} / {row['wall_s']:.3g}")
+        if row["load"] > row["machine_cores"]:
+            parts.append(f"load {row['load']:.0f} on {row['machine_cores']} cores")
+    if "unfinished" in row:
+        parts.append(f"{row['unfinished']} not finished in {row['unfinished_s']}")
+    return ", ".join(parts)
 
 
 def policies() -> str:

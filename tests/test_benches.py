@@ -1,22 +1,28 @@
 """Benches: marks of benches/configs.py are attainable returns, at most the run's target; JAX runs in a separate
-process.
+process; results of single seeds become rows of benches/zoo.toml.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tomli
 
 from operant.config import load as config
 from operant.config import recipes
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benches"))
 import recipes as recipes_bench
+import zoo as zoo_bench
 from compare_jax import PROGRAM, jax_training
 
 from configs import MARKS
+
+BENCHES = Path(__file__).resolve().parent.parent / "benches"
 
 # Maxima by the rules: 1 for each of 500 steps; two walls of 432 points; 21 points per game; 97 of 100 cells to fill;
 # up to 4 for each of 1,000 steps.
@@ -77,3 +83,72 @@ def test_the_bench_of_recipes_trains_and_plays_fresh_episodes(tmp_path):
         and row["fresh"] >= 8.0
         and len(row["last"]) == row["evaluations"] == 2
     )
+
+
+def write_result(folder, seed, kind="cpu", overrides=(), **found):
+    about = {"recipe": "ppo/pong", "seed": seed, "kind": kind, "overrides": list(overrides), "took_s": 9.0}
+    about |= {"version": "0.1.0", "commit": "abc", "date": f"2026-11-2{seed}"}
+    folder.mkdir(exist_ok=True)
+    (folder / f"ppo-pong-{kind}-{seed}.json").write_text(json.dumps(about | found))
+
+
+def finished(mean, wall_s, device="Chip, 2 cores"):
+    seconds = {"training_s": wall_s / 2, "wall_s": wall_s, "cpu_s": 3.0, "load": 2.0, "machine_cores": 64}
+    return {"mean": mean, "ci95": 0.1, "episodes": 16, "target": 20, "steps": 100, "device": device, **seconds}
+
+
+def test_seeds_of_a_recipe_become_a_row_for_each_kind_of_device(tmp_path):
+    out = tmp_path / "zoo.toml"
+    out.write_text('["dqn/snake".cpu]\nwall_s = 1.0\n')
+    for seed, (mean, wall_s) in enumerate([(19.0, 30.0), (21.0, 8.0), (20.0, 9.0)], start=1):
+        write_result(tmp_path / "one", seed, **finished(mean, wall_s))
+    write_result(tmp_path / "one", 4, unfinished_s=99.6)
+    write_result(tmp_path / "one", 5, error="RuntimeError: killed")
+    write_result(tmp_path / "two", 1, kind="gpu", overrides=["run.steps=5M"], **finished(20.5, 6.0, "A GPU"))
+    zoo_bench.merge([tmp_path / "one", tmp_path / "two"], out, keeping=False)
+    table = tomli.loads(out.read_text())
+    cpu, gpu = table["ppo/pong"]["cpu"], table["ppo/pong"]["gpu"]
+    assert table["dqn/snake"] == {"cpu": {"wall_s": 1.0}}
+    assert (cpu["mean_return"], cpu["seeds"], cpu["solved"], cpu["steps"]) == (20.0, 3, 2, 100)
+    assert cpu["ci95"] == pytest.approx(4.303 / 3**0.5, abs=1e-3), "Student's t with 2 degrees of freedom, std of 1"
+    assert (cpu["training_s"], cpu["wall_s"]) == (4.5, 9.0), "medians: the first seed compiles"
+    assert (cpu["unfinished"], cpu["unfinished_s"], cpu["device"]) == (1, 100, "Chip, 2 cores")
+    assert cpu["command"] == "operant train --config ppo/pong --seeds 3" and cpu["date"] == "2026-11-24"
+    assert gpu["command"] == "operant train --config ppo/pong run.steps=5M --seeds 1" and gpu["device"] == "A GPU"
+    assert "ci95" not in gpu
+
+
+def test_a_measured_row_is_not_replaced_by_one_without_a_finished_seed(tmp_path):
+    out = tmp_path / "zoo.toml"
+    write_result(tmp_path / "one", 1, **finished(21.0, 8.0))
+    zoo_bench.merge([tmp_path / "one"], out, keeping=False)
+    before = out.read_text()
+    write_result(tmp_path / "two", 1, unfinished_s=5.0)
+    zoo_bench.merge([tmp_path / "two"], out, keeping=False)
+    assert out.read_text() == before
+    zoo_bench.merge([tmp_path / "one", tmp_path / "two"], out, keeping=False)
+    assert out.read_text() == before, "of a seed in two folders the finished one counts"
+
+
+def test_seeds_with_different_overrides_are_not_merged(tmp_path):
+    write_result(tmp_path, 1, **finished(21.0, 8.0))
+    write_result(tmp_path, 2, overrides=["run.steps=5M"], **finished(20.0, 8.0))
+    with pytest.raises(SystemExit, match="seeds of ppo/pong were trained with different overrides"):
+        zoo_bench.merge([tmp_path], tmp_path / "zoo.toml", keeping=False)
+
+
+@pytest.mark.slow
+def test_a_seed_leaves_its_result_and_a_policy_of_its_own_process(tmp_path):
+    command = [sys.executable, BENCHES / "zoo.py", "ppo/cartpole:run.steps=32k,eval.every=1", "--episodes", "8"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    asked = [*command, "--seed", "2", "--results", one, "--commit", "abc"]
+    done = subprocess.run(asked, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((one / "ppo-cartpole-cpu-2.json").read_text())
+    assert (result["commit"], result["overrides"]) == ("abc", ["run.steps=32k", "eval.every=1"])
+    assert 8 <= result["mean"] <= 500 and result["cpu_s"] > 0 and "core" in result["device"]
+    (policy,) = (one / "ppo-cartpole-cpu-2").glob("checkpoints/step-*/tensors.safetensors")
+    assert 0 < policy.stat().st_size < 1e6
+    ended = subprocess.run([*command, "--results", two, "--limit", "2"], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "unfinished_s" in json.loads((two / "ppo-cartpole-cpu-1.json").read_text())
