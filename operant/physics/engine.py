@@ -34,7 +34,7 @@ from operant.physics.newton import Programs, loss_numbers, newton
 from operant.physics.pairs import Pair, find_pairs, find_tethers, stay_apart
 from operant.physics.pgs import pgs
 from operant.physics.rows import PLACES, Contacts, limit_rows
-from operant.physics.sparse import Pattern, factor, find_pattern, solve, times
+from operant.physics.sparse import Pattern, factor, find_pattern, solve, solve_transposed, times
 from operant.physics.tables import table
 from operant.physics.ties import find_ties, has_weld, tie_numbers
 from operant.physics.trace import Number, Tape, program
@@ -181,7 +181,8 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
     limits = limit_rows(m, lay, real)
     solve_mass = _as_call(make("solve mass", scratch.solve_mass))
     if m.opt_solver == c.PGS:
-        constrain = pgs(m, lay, hessian, contacts, solve_mass, real)
+        solve_root = make("solve root", scratch.solve_root, 2)
+        constrain = pgs(m, lay, hessian, contacts, solve_mass, solve_root, real)
     else:
         programs = Programs(
             lambda to, of: _as_call(make(f"times {to} {of}", lambda tape: scratch.times(tape, to, of))),
@@ -327,6 +328,8 @@ class _Scratch:
         factored = factor(state.M, m.nv)
         self.store(tape, "M", [state.M[key] for key in self.hessian.mass])
         self.store(tape, "LD", [factored[key] for key in self.hessian.mass])
+        if m.opt_solver == c.PGS:
+            self.store(tape, "root", [smooth.sqrt(factored[k, k]) for k in range(m.nv)])
 
         # Poses of the geoms that collide, motion axes and centres for the contacts' Jacobians
         for geom in sorted({geom for pair in self.pairs for geom in pair.geoms}):
@@ -449,6 +452,15 @@ class _Scratch:
         """Record the step of the preconditioned gradient: search = M^-1 grad."""
         factored = self.matrix(tape, "LD", self.hessian.mass)
         self.store(tape, "search", solve(factored, self.m.nv, self.load(tape, "grad", self.m.nv)))
+
+    def solve_root(self, tape: Tape) -> None:
+        """Record y = D^-1/2 L'^-1 y of a vector (array 1), with M = L' D L: the products of such vectors are those by
+        M^-1.
+        """
+        nv = self.m.nv
+        half = solve_transposed(self.matrix(tape, "LD", self.hessian.mass), nv, [tape.load(1, k) for k in range(nv)])
+        for k, (y, root) in enumerate(zip(half, self.load(tape, "root", nv), strict=True)):
+            tape.store(1, k, y * root)
 
     def euler(self, tape: Tape) -> None:
         """Velocity by the acceleration, with damping taken implicitly, then position by the new velocity (`mj_Euler`):

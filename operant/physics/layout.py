@@ -24,6 +24,9 @@ Most contacts in 2,000 random states, poses below the floor among them (possible
 DUALS = 64
 """Rows that a lane has room for under PGS, whose matrix is dense."""
 
+BLOCK = 8
+"""Numbers that PGS reads at once: its rows are padded to a multiple."""
+
 SCALES = ("gravity", "damping", "gear", "friction", "range", "mass", "armature")
 """Parameters of the model that a lane can scale: gravity, damping of all joints, gear of all actuators, sliding
 friction of all contacts, both ends of the ranges of all joints, mass and inertia of all bodies, armature of all joints.
@@ -116,6 +119,8 @@ def plan(
     w.take("act_dot", m.na)
     w.take("M", len(hessian.mass))
     w.take("LD", len(hessian.mass))
+    if m.opt_solver == c.PGS:
+        w.take("root", m.nv)
     if m.opt_integrator == c.RK4:
         for name, count in (("qpos0", m.nq), ("qvel0", m.nv), ("act0", m.na)):
             w.take(name, count)
@@ -166,13 +171,17 @@ def plan(
     before.take("found", 10 * (room + max(most, default=0)) if pairs else 0)
     dual = m.opt_solver == c.PGS
     duals = min(losses + limits + room * max(1, 2 * (rows - 1)), DUALS) if dual else 0
+    if dual:
+        # Rows are padded with zeros to whole blocks, and begin where vectors can be loaded.
+        solver.size += -w.size % BLOCK
+        padded = -(-duals // BLOCK) * BLOCK
+        solver.take("dual A", padded * padded)
+        solver.take("dual Y", padded * -(-m.nv // BLOCK) * BLOCK)
+        for name in ("b", "f", "before", "momentum"):
+            solver.take(f"dual {name}", padded)
     for name in ("grad", "search"):
         solver.take(name, m.nv)
-    if dual:
-        solver.take("dual A", duals * duals)
-        for name in ("b", "f", "before", "momentum", "order"):
-            solver.take(f"dual {name}", duals)
-    else:
+    if not dual:
         solver.take("H", len(hessian.places))
         for name in ("Mv", "Ma"):
             solver.take(name, m.nv)

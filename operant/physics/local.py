@@ -1,5 +1,5 @@
-"""Intrinsics that are the same on the CPU and on CUDA: `local_array`, a small array on a lane's stack, and
-`coincidence`, a length that depends on the precision.
+"""Intrinsics that are the same on the CPU and on CUDA: `local_array`, a small array on a lane's stack, `part`, the rest
+of one from an index on, and `coincidence`, a length that depends on the precision.
 """
 
 from __future__ import annotations
@@ -33,6 +33,18 @@ def _local_array(typing: Any, size: Any, dtype: Any) -> Any:
 
 
 local_array: Any = intrinsic(_local_array)
+
+
+def _part(typing: Any, array: Any, start: Any) -> Any:
+    """`part(array, start)`: the array of a `local_array` from number `start` on."""
+
+    def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.gep(values[0], [context.cast(builder, values[1], signature.args[1], types.int64)])
+
+    return array(array, start), code
+
+
+part: Any = intrinsic(_part)
 
 
 def _coincidence(typing: Any, x: Any) -> Any:

@@ -10,25 +10,57 @@ stops where a sweep lowers the cost by less than the tolerance, scaled by 1 / su
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-from numpy import uint32, uint64
+import numpy as np
 
 from operant.compute.device import device, device_call
 from operant.physics import constants as c
-from operant.physics.layout import Layout
+from operant.physics.layout import BLOCK, Layout
+from operant.physics.local import part
 from operant.physics.model import Model
 from operant.physics.newton import DryFriction
 from operant.physics.rows import PLACES, Contacts
 from operant.physics.sparse import Pattern
+from operant.physics.tables import table
 from operant.physics.trees import scale_of_trees
 
+PACKED = 8  # rows in an entry of the table of orders
 
-def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass: Any, real: Any) -> Any:
+
+@functools.cache
+def shuffled_orders(most: int, sweeps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Order of the rows in each sweep, constants of the number of rows n <= `most`: entries of PACKED rows, one a byte,
+    ceil(n / PACKED) for each sweep (int64); and each n's first entry (int32). Fisher-Yates by PCG32 with seed 0, as
+    MuJoCo's.
+    """
+    state, numbers = 1, []  # the first number is dropped
+    for _ in range(sweeps * (most - 1)):
+        mixed, turn = ((state >> 18 ^ state) >> 27) & 0xFFFFFFFF, state >> 59
+        numbers.append((mixed >> turn | mixed << (-turn & 31)) & 0xFFFFFFFF)
+        state = (state * 6364136223846793005 + 1) & 0xFFFFFFFFFFFFFFFF
+    entries: list[int] = []
+    starts = [0]
+    for count in range(1, most + 1):
+        starts.append(len(entries))
+        order, random = list(range(count)), iter(numbers)
+        for _ in range(sweeps):
+            for i in range(count - 1, 0, -1):
+                j = next(random) % (i + 1)
+                order[i], order[j] = order[j], order[i]
+            entries += [int.from_bytes(order[k : k + PACKED], "little") for k in range(0, count, PACKED)]
+    return np.array(entries, np.int64), np.array(starts, np.int32)
+
+
+def pgs(
+    m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass: Any, solve_root: Any, real: Any
+) -> Any:
     """Device function (w, limits, contacts) that writes the accelerations, the constraint forces, and in place of the
     contacts' residuals the forces in their frames. Returns the number of contacts that had room.
 
-    `solve_mass(w)` is the program grad -> search = M^-1 grad.
+    `solve_mass(w)` is the program grad -> search = M^-1 grad, and `solve_root(w, y)` the one y -> D^-1/2 L'^-1 y with
+    M = L' D L.
     """
     at = lay.at
     X, AS, FC, LOST = (at[name] for name in ("qacc", "qacc_smooth", "qfrc_constraint", "lost"))
@@ -36,10 +68,9 @@ def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass:
     GRAD, SEARCH = at["grad"], at["search"]
     LDOF, LD, LR, LV = (at[f"limit {name}"] for name in ("dof", "D", "r", "v"))
     CPAIR, CD, CR, CV, CJ = (at[f"contact {name}"] for name in ("pair", "D", "r", "v", "J"))
-    A, B, FORCE, BEFORE, MOMENTUM, ORDER = (
-        at[f"dual {name}"] for name in ("A", "b", "f", "before", "momentum", "order")
-    )
+    A, Y, B, FORCE, BEFORE, MOMENTUM = (at[f"dual {name}"] for name in ("A", "Y", "b", "f", "before", "momentum"))
     nv, rows, chain, room = m.nv, lay.rows, lay.chain, lay.duals
+    width = -(-nv // BLOCK) * BLOCK
     places, dofs, friction = contacts.places, contacts.dofs, contacts.friction
     zero, half, one = real(0.0), real(0.5), real(1.0)
     tolerance, iterations = real(m.opt_tolerance), int(m.opt_iterations)
@@ -49,7 +80,8 @@ def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass:
     nf, loss_dof, loss_d, loss_bound = loss.count, loss.dof, loss.d, loss.bound
     loss_force, loss_damping = loss.floss, loss.damping
     scale_of = scale_of_trees(m, lay, hessian, contacts, loss_dof, nf, real)
-    factor, increment = uint64(6364136223846793005), uint64(1)
+    packed_orders, first_orders = shuffled_orders(room, iterations)
+    orders, starts = table(packed_orders), table(first_orders)
 
     @device
     def row_count(pair):
@@ -58,93 +90,72 @@ def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass:
         """
         return 1 if places(PLACES * pair + 5) == 1 else 2 * (places(PLACES * pair + 5) - 1)
 
-    @device_call
-    def spread(w, nl, nc, row):
-        """Write the Jacobian (nv) of row `row` (dry friction, limits, contacts) in the place of the gradient."""
-        for i in range(nv):
-            w[GRAD + i] = zero
-        if row < nf:
-            w[GRAD + loss_dof(row)] = one
-            return
-        row -= nf
-        if row < nl:
-            signed = w[LDOF + row]
-            w[GRAD + int(abs(signed)) - 1] = one if signed > zero else -one
-            return
-        row -= nl
-        for k in range(nc):
-            pair = int(w[CPAIR + k])
-            if row >= row_count(pair):
-                row -= row_count(pair)
-                continue
-            i = 1 + row // 2
-            first = CJ + k * rows * chain
-            mu = (
-                zero
-                if places(PLACES * pair + 5) == 1
-                else (friction(w, pair, i) if row % 2 == 0 else -friction(w, pair, i))
-            )
-            second = first if places(PLACES * pair + 5) == 1 else first + i * chain
-            for a in range(places(PLACES * pair + 6)):
-                w[GRAD + dofs(chain * pair + a)] += w[first + a] + mu * w[second + a]
-            return
+    @device
+    def product(w, a, b):
+        """Inner product of two blocks of BLOCK numbers."""
+        first = (w[a] * w[b] + w[a + 1] * w[b + 1]) + (w[a + 2] * w[b + 2] + w[a + 3] * w[b + 3])
+        second = (w[a + 4] * w[b + 4] + w[a + 5] * w[b + 5]) + (w[a + 6] * w[b + 6] + w[a + 7] * w[b + 7])
+        return first + second
 
     @device_call
-    def project(w, nl, nc, count, row):
-        """Write the entries (row, other <= row) of A (count, count): J search of the other rows."""
-        to = A + row * count
+    def jacobians(w, nl, nc, count):
+        """Write the Jacobian (width) of each row (dry friction, limits, edges of contacts) in the place of Y."""
+        for i in range(count * width):
+            w[Y + i] = zero
         for k in range(nf):
-            if k <= row:
-                w[to + k] = w[SEARCH + loss_dof(k)]
-        other = nf
+            w[Y + k * width + loss_dof(k)] = one
+        at = Y + nf * width
         for k in range(nl):
             signed = w[LDOF + k]
-            if other <= row:
-                v = w[SEARCH + int(abs(signed)) - 1]
-                w[to + other] = v if signed > zero else -v
-            other += 1
+            w[at + int(abs(signed)) - 1] = one if signed > zero else -one
+            at += width
         for k in range(nc):
-            if other > row:
-                return
-            pair = int(w[CPAIR + k])
-            first, normal = CJ + k * rows * chain, zero
+            pair, first = int(w[CPAIR + k]), CJ + k * rows * chain
+            dims = places(PLACES * pair + 5)
             for a in range(places(PLACES * pair + 6)):
-                normal += w[first + a] * w[SEARCH + dofs(chain * pair + a)]
-            if places(PLACES * pair + 5) == 1:
-                w[to + other] = normal
-                other += 1
-            for i in range(1, places(PLACES * pair + 5)):
-                tangent = zero
-                for a in range(places(PLACES * pair + 6)):
-                    tangent += w[first + i * chain + a] * w[SEARCH + dofs(chain * pair + a)]
-                slip = friction(w, pair, i) * tangent
-                w[to + other] = normal + slip
-                w[to + other + 1] = normal - slip
-                other += 2
+                to, normal = at + dofs(chain * pair + a), w[first + a]
+                if dims == 1:
+                    w[to] = normal
+                for i in range(1, dims):
+                    slip = friction(w, pair, i) * w[first + i * chain + a]
+                    w[to], w[to + width] = normal + slip, normal - slip
+                    to += 2 * width
+            at += row_count(pair) * width
 
     @device_call
-    def prepare(w, nl, nc, count):
-        """Write A + R (count, count), b (count) and the forces (count) at the last acceleration."""
+    def multiply(w, count, stride):
+        """Write A = Y Y' (count, stride) from J, with Y = J L^-1 D^-1/2 (count, width)."""
         for row in range(count):
-            spread(w, nl, nc, row)
-            solve_mass(w)
-            # A contact's last edges may lie beyond the row itself: they are written again, alike, as rows.
-            project(w, nl, nc, count, row)
+            solve_root(w, part(w, Y + row * width))
         for row in range(count):
-            for other in range(row):
-                w[A + other * count + row] = w[A + row * count + other]
+            for other in range(row + 1):
+                total = zero
+                for i in range(0, width, BLOCK):
+                    total += product(w, Y + row * width + i, Y + other * width + i)
+                w[A + row * stride + other] = total
+                w[A + other * stride + row] = total
+            for other in range(count, stride):
+                w[A + row * stride + other] = zero
+
+    @device_call
+    def prepare(w, nl, nc, count, stride):
+        """Write A + R (count, stride), b (count) and the forces (stride) at the last acceleration."""
+        jacobians(w, nl, nc, count)
+        multiply(w, count, stride)
+        for k in range(count, stride):
+            w[FORCE + k] = zero
         for k in range(nf):
             dof, d, bound, floss = loss_dof(k), loss_d(w, k), loss_bound(w, k), loss_force(k)
             reference = -loss_damping(k) * w[QVEL + dof]
             w[B + k] = w[AS + dof] - reference
             x = w[WARM + dof] - reference
             w[FORCE + k] = floss if x <= -bound else (-floss if x >= bound else -d * x)
-            w[A + k * count + k] += one / d
+            w[A + k * stride + k] += one / d
         row = nf
         for k in range(nl):
             w[B + row] = w[LV + k]
             w[FORCE + row] = -w[LD + k] * min(w[LR + k], zero)
-            w[A + row * count + row] += one / w[LD + k]
+            w[A + row * stride + row] += one / w[LD + k]
             row += 1
         for k in range(nc):
             pair = int(w[CPAIR + k])
@@ -160,15 +171,15 @@ def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass:
                 drift = zero if places(PLACES * pair + 5) == 1 else mu * w[v + i]
                 w[B + row] = w[v] + drift
                 w[FORCE + row] = -d * min(w[r] + slip, zero)
-                w[A + row * count + row] += one / d
+                w[A + row * stride + row] += one / d
                 row += 1
 
     @device
-    def gradient(w, count, row):
+    def gradient(w, stride, row):
         """Slope of the dual cost along one row, a number: that row of b + (A + R) f."""
-        total, at_row = w[B + row], A + row * count
-        for other in range(count):
-            total += w[at_row + other] * w[FORCE + other]
+        total, at_row = w[B + row], A + row * stride
+        for other in range(0, stride, BLOCK):
+            total += product(w, at_row + other, FORCE + other)
         return total
 
     @device
@@ -179,28 +190,17 @@ def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass:
             return min(max(force, -floss), floss)
         return max(force, zero)
 
-    @device
-    def shuffle(w, count, state):
-        """Shuffle the order of the rows in place (Fisher-Yates by PCG32). Returns the generator's next state."""
-        for k in range(count - 1):
-            i = count - 1 - k
-            mixed = uint32(((state >> uint64(18)) ^ state) >> uint64(27))
-            turn = uint32(state >> uint64(59))
-            number = uint32(mixed >> turn) | uint32(mixed << (uint32(uint32(32) - turn) & uint32(31)))
-            state = uint64(state * factor + increment)
-            j = int(uint64(number) % uint64(uint32(i + 1)))
-            kept = w[ORDER + i]
-            w[ORDER + i] = w[ORDER + j]
-            w[ORDER + j] = kept
-        return state
-
     @device_call
-    def sweep(w, count):
-        """Minimise the dual cost over one row's force after the other, in place. Returns the decrease of the cost."""
-        improvement = zero
+    def sweep(w, count, stride, order):
+        """Minimise the dual cost over one row's force after the other, in place, in the order that begins at entry
+        `order` of the table. Returns the decrease of the cost.
+        """
+        improvement, packed = zero, 0
         for k in range(count):
-            row = int(w[ORDER + k])
-            slope, old, diagonal = gradient(w, count, row), w[FORCE + row], w[A + row * count + row]
+            packed = orders(order + k // PACKED) if k % PACKED == 0 else packed >> 8
+            row = packed & 255
+            old, diagonal = w[FORCE + row], w[A + row * stride + row]
+            slope = gradient(w, stride, row)
             force = allowed(row, old - slope / diagonal)
             delta = force - old
             change = half * delta * delta * diagonal + delta * slope
@@ -211,7 +211,7 @@ def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass:
         return improvement
 
     @device_call
-    def iterate(w, count, scale):
+    def iterate(w, count, stride, scale):
         if cold:
             for row in range(count):
                 w[FORCE + row] = zero
@@ -219,14 +219,11 @@ def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass:
             # Forces of the last acceleration, unless zero is better
             cost = zero
             for row in range(count):
-                cost += w[FORCE + row] * (half * (gradient(w, count, row) - w[B + row]) + w[B + row])
+                cost += w[FORCE + row] * (half * (gradient(w, stride, row) - w[B + row]) + w[B + row])
             if cost > zero:
                 for row in range(count):
                     w[FORCE + row] = zero
-        for row in range(count):
-            w[ORDER + row] = real(row)
-        state = increment  # PCG32 seeded with 0, first number dropped
-        age = 0
+        order, age = starts(count), 0
         for iteration in range(iterations):
             beta = real(age - 1) / real(age + 2) if iteration > 0 else zero
             for row in range(count):
@@ -235,8 +232,8 @@ def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass:
                     w[FORCE + row] = allowed(row, force + beta * (force - w[BEFORE + row]))
                 w[BEFORE + row] = force
                 w[MOMENTUM + row] = w[FORCE + row]
-            state = shuffle(w, count, state)
-            improvement = sweep(w, count)
+            improvement = sweep(w, count, stride, order)
+            order += (count + PACKED - 1) // PACKED
             along = zero
             for row in range(count):
                 along += (w[FORCE + row] - w[MOMENTUM + row]) * (w[MOMENTUM + row] - w[BEFORE + row])
@@ -288,8 +285,9 @@ def pgs(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, solve_mass:
             kept += 1
         w[LOST] += real(nc - kept)
         if count > 0:
-            prepare(w, nl, kept, count)
-            iterate(w, count, scale_of(w, nl, kept))
+            stride = (count + BLOCK - 1) // BLOCK * BLOCK
+            prepare(w, nl, kept, count, stride)
+            iterate(w, count, stride, scale_of(w, nl, kept))
             finish(w, nl, kept)
         else:
             for i in range(nv):

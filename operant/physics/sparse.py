@@ -59,16 +59,22 @@ def factor(a: Matrix, n: int, least_pivot: float = 0.0) -> Matrix:
 
 def solve(ld: Matrix, n: int, b: list[Number]) -> list[Number]:
     """Solution x of L' D L x = b."""
+    x = solve_transposed(ld, n, b)
+    for k in range(n):
+        x[k] = x[k] * ld[k, k]
+        for i in range(k):
+            if (k, i) in ld:
+                x[k] = x[k] - ld[k, i] * x[i]
+    return x
+
+
+def solve_transposed(ld: Matrix, n: int, b: list[Number]) -> list[Number]:
+    """Solution x of L' x = b."""
     x = list(b)
     for k in range(n - 1, -1, -1):
         for i in range(k):
             if (k, i) in ld:
                 x[i] = x[i] - ld[k, i] * x[k]
-        x[k] = x[k] * ld[k, k]
-    for k in range(n):
-        for i in range(k):
-            if (k, i) in ld:
-                x[k] = x[k] - ld[k, i] * x[i]
     return x
 
 

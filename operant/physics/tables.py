@@ -19,7 +19,7 @@ GLOBAL_MEMORY = 1  # address space of CUDA
 
 
 def table(values: np.ndarray) -> Any:
-    """Device function `get(index)` of an array, flattened: its float32, float64 or (from int32) int64 entries."""
+    """Device function `get(index)` of an array, flattened: its float32 or float64 entries, or int64 of integers."""
     data = np.ascontiguousarray(values).ravel()
     digest = hashlib.sha256(f"{data.dtype.str} {data.shape} ".encode() + data.tobytes())
     stored = from_dtype(data.dtype)
