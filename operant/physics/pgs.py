@@ -3,9 +3,12 @@
 Minimises 1/2 f' (A + R) f + f' b over forces f, A = J M^-1 J', b = J a_smooth - a*, within f >= 0 for a row that pushes
 and |f| <= floss for dry friction (MuJoCo's documentation, "Computation: solver parameters", "PGS"). One row after the
 other in shuffled order, with Nesterov momentum that restarts where it opposes the correction, as `engine_solver.c`
-(`solPGS`) does from version 4.0. Rows here are the edges of a contact's pyramid. A + R is stored for the rows that are
-active; contacts beyond its room are counted as lost. The iteration
-stops where a sweep lowers the cost by less than the tolerance, scaled by 1 / sum of M's diagonal as Newton's.
+(`solPGS`) does from version 4.0. Rows here are the edges of a contact's pyramid. The iteration stops where a sweep
+lowers the cost by less than the tolerance, scaled by 1 / sum of M's diagonal as Newton's.
+
+A + R is stored for the rows that are active; contacts beyond its room are counted as lost. A GPU waits for memory, not
+for arithmetic: so a row is padded with zeros to blocks of BLOCK numbers, which are loaded together, and the shuffled
+orders are a table.
 """
 
 from __future__ import annotations
@@ -40,8 +43,7 @@ def shuffled_orders(most: int, sweeps: int) -> tuple[np.ndarray, np.ndarray]:
         mixed, turn = ((state >> 18 ^ state) >> 27) & 0xFFFFFFFF, state >> 59
         numbers.append((mixed >> turn | mixed << (-turn & 31)) & 0xFFFFFFFF)
         state = (state * 6364136223846793005 + 1) & 0xFFFFFFFFFFFFFFFF
-    entries: list[int] = []
-    starts = [0]
+    entries, starts = [0], [0]
     for count in range(1, most + 1):
         starts.append(len(entries))
         order, random = list(range(count)), iter(numbers)
