@@ -364,7 +364,7 @@ class TrainingRun(Run):
 
     def log(self, values: Mapping[str, float] | None = None, **named: float) -> None:
         """Log numbers that the run was begun with as `logs`: `run.log(goals=0.3)`. They are columns of `metrics()` and
-        charts of the monitor from the next record on. Raises UsageError for another name.
+        charts of the monitor from this record on. Raises UsageError for another name.
         """
         self._controls.log({**(values or {}), **named})
 
@@ -428,10 +428,11 @@ def train(
     operant.errors.ConfigError: the call has 1 problem
       'every' is a key of 2 sections: write checkpoint_every (checkpoint.every) or eval_every (eval.every)
 
-    `callbacks` are functions `f(run, step, metrics)`, called between two iterations whenever the metrics file has a new
-    record: after each evaluation, and else at most `run.record_hz` (50) times a second. `run` is a `TrainingRun`,
-    `step` the environment steps so far, `metrics` the values of the record by name, NaN for none. `logs` names the
-    numbers that `run.log` may log, `changes` the keys that `run.set` may change.
+    `callbacks` are functions `f(run, step, metrics)`, called between two iterations for each new record of the metrics:
+    after each evaluation, and else at most `run.record_hz` (50) times a second. `run` is a `TrainingRun`, `step` the
+    environment steps so far, `metrics` the values of the record by name, NaN for none. `logs` names the numbers that
+    `run.log` may log, which the record waits for: `run.metrics()` has it after the call. `changes` are the keys that
+    `run.set` may change.
 
     >>> def calmer(run, step, metrics):
     ...     if metrics["return"] > 30:

@@ -172,6 +172,25 @@ def test_a_run_with_a_callback_that_only_looks_ends_in_the_same_bits(one_thread,
     assert (looked.path / "log.txt").read_text().count("finished: all steps done") == 1
 
 
+@pytest.mark.parametrize("logs", [[], ["half"]])
+def test_a_callback_that_stops_the_run_leaves_no_record_without_iterations(one_thread, logs):
+    """Each record has the number that the callback logged at it, the last one too."""
+    seen = []
+
+    def stop(run, step, metrics):
+        seen.append(step)
+        if logs:
+            run.log(half=step / 2)
+        if step >= 2048:
+            run.stop()
+
+    options = SMALL | {"record_hz": 1000, "callbacks": stop, "logs": logs}
+    columns = operant.train("cartpole", steps="40k", name=f"halted{len(logs)}", **options).metrics()
+    assert columns["iterations"].min() >= 1 and columns["iterations"].sum() * 16 * 16 == columns["step"][-1] == seen[-1]
+    if logs:
+        assert columns["step"].tolist() == seen and columns["half"].tolist() == [step / 2 for step in seen]
+
+
 def test_changes_by_a_callback_are_repeated_without_it(one_thread):
     """A resume, and a new run with the configuration that the run left, end in the bits of the run."""
 

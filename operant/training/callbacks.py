@@ -68,8 +68,8 @@ class Controls:
         self._trainer.requests.ask_stop(Stop(0, _BY))
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Add numbers to the following records, until they are replaced. Raises UsageError for a name that was not
-        announced.
+        """Add numbers to the newest record and those after it, until they are replaced. Raises UsageError for a name
+        that was not announced.
         """
         meters = self._trainer.meters
         if unknown := [name for name in values if name not in meters.logged]:

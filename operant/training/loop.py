@@ -269,19 +269,26 @@ class Trainer:
             self._end_run("finished", None)
 
     def _loop(self) -> None:
-        """Run training iterations, with evaluations, checkpoints and requests between them, until the run is
-        complete.
-        """
-        algo, config = self.algo, self.config
-        self.meters = meters = Meters(
-            algo,
+        """Run training iterations until the run is complete, and write the last record however they end."""
+        self.meters = Meters(
+            self.algo,
             self.writer,
             self.team,
-            record_hz=config.run.record_hz,
+            record_hz=self.config.run.record_hz,
             iteration=self.iteration,
             step=self.step,
             logs=None if self._hook is None else self._hook.logs,
         )
+        try:
+            self._iterate()
+        finally:
+            self.meters.release()
+
+    def _iterate(self) -> None:
+        """Run training iterations, with evaluations, checkpoints and requests between them, until the run is
+        complete.
+        """
+        algo, config, meters = self.algo, self.config, self.meters
         if self.best_mean > float("-inf"):  # of the previous session
             meters.set_evaluation(self._evaluation, self.best_mean)
         if self.iteration == 0:
@@ -393,7 +400,7 @@ class Trainer:
     def _save_last(self) -> None:
         """Publish the last record and write the last checkpoint."""
         self._flush()
-        self.meters.publish_logged()
+        self.meters.release()
         self._save(wait=True)
 
     # CALLBACK
@@ -428,6 +435,7 @@ class Trainer:
             self._save_last()
             raised = f"{type(error).__name__}: {error}"
             raise CallbackError(f"a callback raised {raised} (step {self.step:,}, saved)") from error
+        self.meters.release()
 
     def _stop_run(self, stop: Stop) -> None:
         self.announce_stop()

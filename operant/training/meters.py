@@ -162,6 +162,14 @@ class _Pending(NamedTuple):
     event: torch.cuda.Event | None
 
 
+class _Record(NamedTuple):
+    """Record (row of the metrics file): environment steps so far, values by column, flags."""
+
+    step: int
+    values: Mapping[str, float]
+    flags: int
+
+
 class Meters:
     """Accumulator of an algorithm's metrics over iterations, published as records of the metrics file. Call `measure`
     around each phase and `after` once per iteration.
@@ -182,11 +190,11 @@ class Meters:
         that a callback logs, None without a callback.
         """
         self.logged = dict.fromkeys(logs or (), math.nan)
-        """Numbers of a callback, by name: the newest of each, which the next record has."""
+        """Numbers of a callback, by name: the newest of each."""
         self.records = 0
-        """Number of published records."""
+        """Number of records so far, with one that waits for its callback."""
         self._between = _BETWEEN if logs is None else (*_BETWEEN, _CALLBACK)
-        self._unpublished_log = False
+        self._held: _Record | None = None
         self._algo, self._writer, self._period_s = algo, writer, 1.0 / record_hz
         self._device = algo.device
         self._cuda = self._device.type == "cuda"
@@ -260,15 +268,14 @@ class Meters:
         return self._last_values
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Set numbers of a callback, known by name, for the following records."""
+        """Set numbers of a callback, known by name, for the newest record and those after it."""
         self.logged |= values
-        self._unpublished_log = True
 
-    def publish_logged(self) -> None:
-        """Publish the numbers that a callback has logged since the newest record, in a record without iterations."""
-        if self._unpublished_log and self._last_values:
-            counters = {metric.name: 0.0 for metric in self._writer.metrics if metric.kind == "counter"}
-            self._publish(self._published_step, {**self._last_values, **counters, **self.logged})
+    def release(self) -> None:
+        """Write the record that waits for the numbers of a callback, if there is one."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._write(held._replace(values={**held.values, **self.logged}))
 
     def paused(self, seconds: float) -> None:
         """Exclude `seconds` of waiting from the training rate (steps/s)."""
@@ -386,14 +393,25 @@ class Meters:
         return NotFinite(first_bad, self._nonfinite.located(), columns)
 
     def _publish(self, step: int, values: Mapping[str, float]) -> None:
-        """Write a record (row) to the metrics file, flagged if an evaluation or checkpoint belongs to it."""
+        """Write a record (row) to the metrics file, flagged if an evaluation or checkpoint belongs to it. Where a
+        callback logs numbers, the record waits for them until `release`.
+        """
         flags = (FLAG_EVAL if self._unpublished_evaluation else 0) | (
             FLAG_CHECKPOINT if self._unpublished_checkpoint else 0
         )
-        self._unpublished_evaluation = self._unpublished_checkpoint = self._unpublished_log = False
+        self._unpublished_evaluation = self._unpublished_checkpoint = False
+        self.release()
         self.records += 1
-        self._writer.publish(step, [values[metric.name] for metric in self._writer.metrics], flags=flags)
         self._published_step, self._last_values = step, values
+        record = _Record(step, values, flags)
+        if self.logged:
+            self._held = record
+        else:
+            self._write(record)
+
+    def _write(self, record: _Record) -> None:
+        values = [record.values[metric.name] for metric in self._writer.metrics]
+        self._writer.publish(record.step, values, flags=record.flags)
 
     def _record_values(self, pending: _Pending, totals: list[float]) -> Mapping[str, float]:
         """Compute the values of a record (row of the metrics file) by column from the sums `totals`: means over
