@@ -355,7 +355,7 @@ def _evaluation_finding(context: HealthContext) -> Finding | None:
     if context.evaluation is None:
         return None
     _, best, newest = context.evaluation
-    lost = context.lost_share
+    lost, target = context.lost_share, context.target
     level: Level = "ok"
     advice = ""
     if lost > _LOST_HALF and context.has_reached(_EARLY):
@@ -364,12 +364,13 @@ def _evaluation_finding(context: HealthContext) -> Finding | None:
             f"the best was {number(best)}: most of the gain is lost. The best policy is saved (operant eval RUN "
             "--checkpoint best)"
         )
-    elif context.target is not None and newest < context.target and context.has_reached(_LATE):
+    elif target is not None and not context.at_target and context.has_reached(_LATE):
         near = "all steps are done" if context.has_reached(1.0) else "the end is near"
         level, advice = "warn", f"{near} and the target is not reached: more run.steps, or another seed"
+    pending = level == "ok" and target is not None and not context.at_target
     wanted = (
-        f"target {number(context.target).removesuffix('.0')}"
-        if context.target is not None
+        f"target {number(target).removesuffix('.0')}{' not reached' if pending else ''}"
+        if target is not None
         else f"near the best, {number(best)}"
     )
     return Finding(
@@ -379,6 +380,7 @@ def _evaluation_finding(context: HealthContext) -> Finding | None:
         advice,
         "Mean return of complete greedy episodes in separate environments. A loss of half of the gain since the start "
         "of the run is a warning.",
+        pending,
     )
 
 

@@ -148,6 +148,7 @@ class Finding(NamedTuple):
     wanted: str  # expected range: "0.003-0.03"
     advice: str = ""  # what to try; empty if the level is ok
     explanation: str = ""  # meaning of the value and source of the threshold
+    pending: bool = False  # the expected range is a goal that is not reached yet, which is no problem
 
 
 POWER_LIMIT: Final = "power limit"

@@ -28,6 +28,8 @@ STATES: Final = {
 }
 """Glyph and style of every state; the displayed word has the same meaning."""
 LEVELS: Final = {"ok": ("✔", "good"), "warn": ("!", "warn"), "bad": ("✖", "bad")}
+PENDING: Final = ("·", "dim")
+"""Glyph and style of a finding whose goal is not reached yet."""
 _SENTENCES: Final = {
     "paused": "P resumes",
     "stopping": "finishing the iteration and saving a checkpoint",

@@ -20,7 +20,7 @@ from monitor.charts import (
     wrapped,
 )
 from monitor.data.snapshot import Finding, Snapshot
-from monitor.screen.labels import LEVELS, label_of, state_sentence
+from monitor.screen.labels import LEVELS, PENDING, label_of, state_sentence
 from monitor.screen.model import Model
 from operant.text import count
 
@@ -75,7 +75,7 @@ def health_line(model: Model, width: int, height: int) -> list[Line]:
 
 def finding_line(finding: Finding, width: int) -> Line:
     """Draw one health finding as a line: level, value, and the expected range at the right if it fits."""
-    glyph, style = LEVELS[finding.level]
+    glyph, style = PENDING if finding.pending else LEVELS[finding.level]
     left = [Piece(f"{glyph} ", style, bold=True), Piece(finding.title, "text" if finding.level == "ok" else "bright")]
     right = [Piece(f" {finding.wanted}", "dim")] if finding.wanted else []
     return justified(left, right, width) if length(left) + length(right) <= width else fit(left, width)

@@ -9,6 +9,7 @@ from monitor.data.health import HealthContext, findings
 from monitor.data.snapshot import Gpu, System
 from monitor.data.summary import RunData
 from monitor.data.timeline import Timeline
+from monitor.screen import panels
 from operant.algos.ppo.ppo import ppo_metrics
 from operant.runs.folder import Run
 from operant.runs.metrics import Metric, Record
@@ -328,6 +329,21 @@ def test_an_evaluation_that_lost_what_was_gained(newest, level):
 
 def test_a_run_that_began_well_may_vary():
     assert levels(*said(HealthContext(share=0.6, evaluation=(-165.0, -79.2, -84.2), target=-75.5))) == ["ok"]
+
+
+@pytest.mark.parametrize(
+    "share,target,mark,wanted",
+    [
+        (0.3, 600.0, "·", "target 600 not reached"),
+        (0.3, 500.0, "✔", "target 500"),
+        (1.0, 600.0, "!", "target 600"),
+        (0.3, None, "✔", "near the best, 500.0"),
+    ],
+)
+def test_only_a_reached_target_gets_a_check_mark(share, target, mark, wanted):
+    (found,) = said(HealthContext(share=share, evaluation=(10.0, 500.0, 500.0), target=target))
+    shown = "".join(piece.text for piece in panels.finding_line(found, 60))
+    assert shown.startswith(f"{mark} eval 500.0") and shown.endswith(wanted)
 
 
 def test_a_jump_of_the_gradient_and_a_slower_machine():
