@@ -43,11 +43,21 @@ QUICK_FOLDERS = {"cli", "config", "data", "monitor", "runs"}
 """Folders whose files take less than half a minute each, since they compile little."""
 
 
-def pytest_collection_modifyitems(items):
+PLAIN_LIMIT_S, SLOW_LIMIT_S = 300, 1200
+"""Seconds after which a test, fixtures included, counts as hung and fails with the stacks of all threads."""
+
+
+def pytest_collection_modifyitems(config, items):
     """Order files that compile and train first, so that the processes of `-n` end at about the same time. Files of
-    fused kernels come first of all, together: a single process then starts Triton's interpreter.
+    fused kernels come first of all, together: a single process then starts Triton's interpreter. Limit the time of
+    each test that has no other limit; `soak` tests have none.
     """
     items.sort(key=lambda item: (item.path.parent.name in QUICK_FOLDERS, "fused" not in item.path.name))
+    if config.pluginmanager.hasplugin("timeout") and config.getvalue("timeout") is None:
+        for item in items:
+            if item.get_closest_marker("timeout") is None and item.get_closest_marker("soak") is None:
+                limit_s = PLAIN_LIMIT_S if item.get_closest_marker("slow") is None else SLOW_LIMIT_S
+                item.add_marker(pytest.mark.timeout(limit_s))
 
 
 def pytest_collection_finish():
