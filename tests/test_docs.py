@@ -156,6 +156,9 @@ def test_site_builds_and_every_link_resolves(tmp_path):
     text = (tmp_path / "algorithms" / "ppo.html").read_text(encoding="utf-8")
     assert "algo.gae_lambda" in text and "{{" not in text
     assert "env.params.high" in (tmp_path / "environments" / "tmaze.html").read_text(encoding="utf-8")
+    shown = pages[tmp_path / "environments" / "index.html"].links
+    bare = [name for name in envs.names() if f"pictures/{name}.png" not in shown]
+    assert not bare, f"draw pictures: python docs/draw.py {' '.join(bare)}"
 
 
 NEEDS_A_PERSON = ("operant play", "--render term", "pip install", "-m venv", ".venv/bin")
