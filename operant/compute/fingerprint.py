@@ -29,7 +29,8 @@ from numba.core.dispatcher import Dispatcher
 _VERSIONED = ("numba", "numba_cuda", "numpy", "llvmlite")
 _ATOMS = (type(None), type(Ellipsis), bool, int, str, bytes)
 _EXTENSIONS = "numba.core.extending"
-_OWN = ("operant.compute.atomics", "operant.physics.local")  # intrinsics that depend only on numba and llvmlite
+_OWN = ("operant.compute.atomics", "operant.compute.machine_code", "operant.physics.local")
+"""Modules of intrinsics and compilers that depend only on numba and llvmlite."""
 
 
 class UnknownValueError(ValueError):
@@ -165,10 +166,10 @@ class _Walk:
             self._hash_item("data", value.tobytes())
 
     def _hash_class(self, value: type) -> None:
-        """Add a class to the hash: one of Python, NumPy or numba by name, a named tuple or an enumeration by its
-        members. Raises UnknownValueError for any other class.
+        """Add a class to the hash: one of Python, NumPy, numba or `_OWN` by name, a named tuple or an enumeration by
+        its members. Raises UnknownValueError for any other class.
         """
-        if is_versioned(value.__module__):
+        if is_versioned(value.__module__) or value.__module__ in _OWN:
             self._hash_item("class", f"{value.__module__}.{value.__qualname__}")
             return
         self._hash_item("class", value.__qualname__)

@@ -28,7 +28,7 @@ from operant.compute.code_store import CodeStore, UntrustedError, folder
 from operant.compute.device import LEAST_NUMBER
 from operant.compute.fingerprint import UnknownValueError, fingerprint
 
-_FORMAT = 2
+_FORMAT = 3
 """Version of the stored format and of the key."""
 
 _NUMBERED = re.compile(r"B(\d+)v(\d+)B")

@@ -15,12 +15,15 @@ from typing import Any
 
 import torch
 from numba import get_num_threads, njit, prange, typeof, types
+from numba._dispatcher import compute_fingerprint
+from numba.core import config
 from numpy import asarray, uint8, uint32
 
 from operant.compute.atomics import add, load, yield_thread
 from operant.compute.cuda_ranges import lower_ranges_plainly
 from operant.compute.device import FASTMATH, NO_REFERENCE_COUNTS, inline_without_copies
 from operant.compute.jit_cache import cache_cpu, cache_cuda
+from operant.compute.machine_code import SealedCompiler, address, call
 
 THREADS = 64
 """Threads per block on a GPU."""
@@ -116,23 +119,24 @@ def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
 
 def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
     """Compile the CPU loops around a kernel body: serial, parallel, and two for the threads of a pool
-    (operant/compute/thread_pool.py), `run_piece` and `run_orders`.
+    (operant/compute/thread_pool.py), `run_piece` and `run_orders`. Only the serial loop contains the body; the others
+    call its machine code, at the address `code`.
     """
 
     # nogil: the threads for signals and requests run during a launch.
-    @njit(fastmath=set(FASTMATH), error_model="numpy", nogil=True, **NO_REFERENCE_COUNTS)
+    @njit(fastmath=set(FASTMATH), error_model="numpy", nogil=True, pipeline_class=SealedCompiler, **NO_REFERENCE_COUNTS)
     def serial(first, last, lanes, slot, offset):
         for i in range(first, last):
             body(uint32(i), lanes, slot, offset)
 
     # The parallel loop contains only a call: numba's parallel pass drops stores to arrays reached through a tuple.
     @njit(parallel=True, nogil=True)
-    def parallel(count, chunks, lanes, slot, offset):
+    def parallel(count, chunks, code, lanes, slot, offset):
         for chunk in prange(chunks):
-            serial(chunk * count // chunks, (chunk + 1) * count // chunks, lanes, slot, offset)
+            call(code, chunk * count // chunks, (chunk + 1) * count // chunks, lanes, slot, offset)
 
     @njit(nogil=True, **NO_REFERENCE_COUNTS)
-    def run_piece(number, board, lanes, slot):
+    def run_piece(number, board, code, lanes, slot):
         """Run the kernel body for one piece (a subrange of the indices) of order `number` on the thread pool's board.
         Returns False if no piece was left.
         """
@@ -142,19 +146,20 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
         if piece >= pieces:
             return False
         first, count = board[row], board[row + 1] - board[row]
-        serial(first + piece * count // pieces, first + (piece + 1) * count // pieces, lanes, slot, board[row + 2])
+        last = first + (piece + 1) * count // pieces
+        call(code, first + piece * count // pieces, last, lanes, slot, board[row + 2])
         add(board, row + 2 * LINE, 1)
         return True
 
     @njit(nogil=True, **NO_REFERENCE_COUNTS)
-    def run_orders(number, until, board, lanes, slot):
+    def run_orders(number, until, board, code, lanes, slot):
         """Run pieces of the orders [number, until) on the thread pool's board until the last order is complete or a
         stop is posted.
         """
         while number < until:
             row = (3 + 3 * number) * LINE
             if load(board, SUBMITTED) > number:
-                if not run_piece(number, board, lanes, slot):
+                if not run_piece(number, board, code, lanes, slot):
                     number += 1
                     while number == until and load(board, row + 2 * LINE) < board[row + 3]:
                         yield_thread()
@@ -170,20 +175,19 @@ class Kernel:
     """Kernel body compiled with the loop (CPU) or grid (GPU) that runs it for each index. It compiles, or loads from
     the cache, at the first launch, which must therefore precede a capture.
 
-    On the CPU the serial or parallel shell is chosen from the count and the number of threads or, with `by_count`, from
-    the count alone: where the compiler rounds differently in the two shells, a seed then gives the same bits with any
-    number of threads.
+    All loops on the CPU run the same machine code, so a seed gives the same bits with any number of threads.
     """
 
-    def __init__(self, body: Callable[..., Any], device: torch.device, *, by_count: bool = False) -> None:
-        self._device, self._by_count = device, by_count
+    def __init__(self, body: Callable[..., Any], device: torch.device) -> None:
+        self._device = device
+        self._codes: dict[bytes, int] = {}  # addresses of machine code by types of arguments
         name = getattr(body, "py_func", body).__qualname__.partition(".")[0]
         if device.type == "cuda":
             from numba import cuda
-            from numba.cuda.core import config
+            from numba.cuda.core import config as cuda_config
 
             # Few lanes are reasonable for a small network; silence numba's warning about few blocks.
-            config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
+            cuda_config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
             self._shell = cache_cuda(cuda.jit(cuda_shell(body), fastmath=True), name)
         else:
             serial, parallel, run_piece, run_orders = cpu_shells(body)
@@ -198,14 +202,26 @@ class Kernel:
         if self._device.type == "cuda":
             stream = _numba_stream(self._device, torch.cuda.current_stream(self._device).cuda_stream)
             self._shell[(count + threads - 1) // threads, threads, stream](count, lanes, slot, offset)
-        elif self._runs_serially(count, workers := get_num_threads()):
+        elif _is_serial(count, workers := get_num_threads()):
             self._serial(0, count, lanes, slot, offset)
         else:
-            self._parallel(count, workers, lanes, slot, offset)
+            self._parallel(count, workers, self.code(lanes, slot), lanes, slot, offset)
 
-    def _runs_serially(self, count: int, workers: int) -> bool:
-        """Whether `count` indices are too few to be worth waking other threads than the caller's."""
-        return count < SERIAL_BELOW if self._by_count else workers == 1 or count * workers < 2 * SERIAL_BELOW
+    def code(self, lanes: Any, slot: Any) -> int:
+        """Address of the CPU loop's machine code for two bound groups. It compiles, or loads from the cache, at the
+        first call for their types.
+        """
+        kinds = compute_fingerprint((lanes, slot))
+        if kinds not in self._codes:
+            arguments = types.int64, types.int64, typeof(lanes), typeof(slot), types.int64
+            self._codes[kinds] = address(self._serial, arguments)
+        return self._codes[kinds]
+
+
+def _is_serial(count: int, workers: int) -> bool:
+    """Whether the calling thread runs all `count` indices: too few to wake others, or nothing is compiled."""
+    interpreted: bool = config.DISABLE_JIT  # type: ignore[attr-defined]  # numba sets it as it is imported
+    return interpreted or workers == 1 or count * workers < 2 * SERIAL_BELOW
 
 
 @functools.cache
@@ -221,4 +237,4 @@ def _numba_stream(device: torch.device, handle: int) -> Any:
 @functools.cache
 def kernel(body: Callable[..., Any], device: torch.device) -> Kernel:
     """Return the kernel of a body on a device, which is made once per process and shared."""
-    return Kernel(body, device, by_count=True)
+    return Kernel(body, device)

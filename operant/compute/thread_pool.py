@@ -53,6 +53,7 @@ class KernelThreadPool:
 
     def __init__(self, kernel: Kernel, threads: int, lanes: Any, slot: Any) -> None:
         self.threads, self._kernel, self._groups = threads, kernel, (lanes, slot)
+        self._arguments: tuple[Any, ...] = ()  # address of the machine code, lanes, slot
         self._pool = ThreadPoolExecutor(threads - 1, "crew") if threads > 1 else None
         self._board = np.zeros(0, np.int64)
         self._submitted = self._finished = 0
@@ -62,10 +63,11 @@ class KernelThreadPool:
         """Context in which the pool's threads run and accept up to `orders` orders (ranges of indices)."""
         self._board, self._submitted = np.zeros((3 + 3 * orders) * LINE, np.int64), 0
         self._finished = 0
+        self._arguments = (self._kernel.code(*self._groups), *self._groups)
         work = self._kernel.run_orders
-        work(0, 0, self._board, *self._groups)  # compile once, before the threads start
+        work(0, 0, self._board, *self._arguments)  # compile once, before the threads start
         others = (
-            [self._pool.submit(work, 0, orders, self._board, *self._groups) for _ in range(self.threads - 1)]
+            [self._pool.submit(work, 0, orders, self._board, *self._arguments) for _ in range(self.threads - 1)]
             if self._pool is not None
             else []
         )
@@ -91,7 +93,7 @@ class KernelThreadPool:
         was left.
         """
         return any(
-            self._kernel.run_piece(number, self._board, *self._groups)
+            self._kernel.run_piece(number, self._board, *self._arguments)
             for number in range(self._finished, self._submitted)
         )
 
@@ -99,5 +101,5 @@ class KernelThreadPool:
         """Run pieces in the calling thread until order `number` (a range of indices) is complete. Orders must be
         awaited in the order of submission.
         """
-        self._kernel.run_orders(number, number + 1, self._board, *self._groups)
+        self._kernel.run_orders(number, number + 1, self._board, *self._arguments)
         self._finished = number + 1
