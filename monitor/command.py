@@ -128,7 +128,7 @@ def _choose(name: str | None, scope: runs.Scope) -> Path | None:
     if not listed:
         raise NotFoundError(f"no runs yet in {runs.display_path(scope.root)}. Start one: operant train")
     live = [run for run in listed if runs.probe(run.path)]
-    return None if len(live) > 1 else (live or listed)[0].path
+    return None if len(live) > 1 else live[0].path if live else runs.resolve("latest", *scope).path
 
 
 class RunFolders:

@@ -89,7 +89,7 @@ def load(
     given = None if shipped is not None else _checkpoint_path(what)
     if given is not None and which is not None:
         raise UsageError(f"{what!r} is a checkpoint: omit --checkpoint, or give the run")
-    run = shipped or (_run_of(given, what) if given is not None else runs.resolve(what, *scope))
+    run = shipped or (_run_of(given, what) if given is not None else _run_named(what, scope))
     if not run.config_path.is_file():
         if os.path.lexists(run.config_path):
             raise BadFileError(
@@ -177,6 +177,16 @@ def _checkpoint_path(what: str) -> Path | None:
     except (OSError, ValueError, RuntimeError):  # a name too long, a NUL in it, no home
         pass
     return None
+
+
+def _run_named(what: str, scope: runs.Scope) -> runs.Run:
+    """Find a run in `scope`. Raises NotFoundError, which names the policy of the zoo if there is one called `what`."""
+    try:
+        return runs.resolve(what, *scope)
+    except NotFoundError as error:
+        if what not in zoo.names():
+            raise
+        raise NotFoundError(f"{error}\nA trained policy ships with Operant: {zoo.PREFIX}{what}") from None
 
 
 def _run_of(checkpoint: Path, what: str) -> runs.Run:

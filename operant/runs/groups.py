@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 from operant import runs
 from operant.errors import BusyError, ConfigError, MachineError, OperantError, UsageError
 from operant.runs import Run, launch, membership, pool
-from operant.runs.index import names_in
+from operant.runs.index import has_ending, is_own, names_in
 from operant.runs.scheduler import Journal, Scheduler, Trial
 
 FILE: Final = "group.json"
@@ -222,19 +222,25 @@ def list_groups(root: Path, everywhere: bool = True) -> list[Group]:
 
 
 def find(text: str, root: Path, everywhere: bool = True) -> Group | None:
-    """Find the group that `text` names, in the folder `root` (with `everywhere` also next to the runs of the user's
-    index): by its id, by the end of an id if no run has that end, or by a path. Of several groups with that id, the one
-    in `root`. None if no group or several match.
+    """Find the group that `text` names: by a path, by its id, or by the end of an id if no run has that end; in the
+    folder `root`, and with `everywhere` also next to the runs of the user's index, by the whole id or its random end,
+    unless a run in `root` has that name. None if no group or several match.
     """
     if (path := path_of(text)) is not None:
         return load(path)
     groups = list_groups(root, everywhere) if text else []
-    fits = [group for group in groups if group.id == text]
-    if not fits and (fits := [group for group in groups if group.id.endswith(f"-{text}")]):
+    own = [group for group in groups if group.path.parent == root]
+    groups = [] if is_own(text, root) else groups
+    kinds = (
+        [group for group in own if group.id == text],
+        [group for group in own if group.id.endswith(f"-{text}")],
+        [group for group in groups if group.id == text],
+        [group for group in groups if has_ending(group.id, text)],
+    )
+    fits = next((kind for kind in kinds if kind), [])
+    if fits and fits[0].id != text:
         is_run = any(id_ == text or id_.endswith(f"-{text}") for id_ in runs.list_ids(root, everywhere))
         fits = [] if is_run else fits
-    elif len(fits) > 1:
-        fits = [group for group in fits if group.path.parent == root]
     return fits[0] if len(fits) == 1 else None
 
 

@@ -5,7 +5,7 @@ leaves a symbolic link `<created ns>-<id>` in `$XDG_STATE_HOME/operant/runs` (de
 Links to deleted runs are skipped, and removed when the next run is made. The index also distinguishes this user's own
 runs from others (`is_indexed`): without it the user is asked before code in a run folder is executed. For the same
 purpose a sweep or group leaves a link `<SHA-256 of its path and configuration>-<id>` (`is_in_index`). A root that is
-named limits the search to its runs; the index counts only if none was named.
+named limits the search to its runs; the index counts only if none was named, and for names that no run in the root has.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ SWEEP_FILE = "sweep.toml"
 _RESERVED = ("latest", "live")
 _LINK = re.compile(rf"([0-9]{{20}})-({ID.pattern})")
 _RECORD = re.compile(rf"([0-9a-f]{{64}})-({ID.pattern})")
+_ENDING = re.compile(r"[0-9a-f]{4}|[0-9a-f]{8}")  # random end of an id
 _SHOWN = 5  # runs named in a message about an ambiguous name
 
 
@@ -334,8 +335,10 @@ def _collect(runs: dict[tuple[int, int], tuple[int, Run]], paths: Iterable[tuple
 
 
 def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
-    """Find the run that `text` names, in the folder `root` (with `everywhere` also in the user's index): by its id, a
-    unique beginning or end of one (`4f2a`), a path, `latest`, or `live` (the only one that trains).
+    """Find the run that `text` names in the folder `root`: by its id, a unique beginning or end of one (`4f2a`), a
+    path, `latest`, or `live` (the only one that trains). With `everywhere`, a name that no run in `root` has is looked
+    up in the user's index, but only as a whole id or its random end: the beginning of an id, such as an environment's
+    name, never means a run of another folder.
 
     Names are compared with existing folders, never joined to a path. Raises NotFoundError with the closest ids or the
     matching runs, MachineError for a run that is not readable.
@@ -345,18 +348,21 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
     runs = list_runs(root, everywhere=everywhere)
     if not runs and text in (*_RESERVED, ""):
         raise NotFoundError(f"no runs yet in {display_path(root)}. Start one: operant train")
+    own = [run for run in runs if run.path.parent == root]
     if text == "latest":
-        return runs[0]
+        return (own or runs)[0]
     if text == "live":
-        fits = [run for run in runs if probe(run.path)]
+        fits = [run for run in own if probe(run.path)] or [run for run in runs if probe(run.path)]
         if not fits:
             raise NotFoundError("no run is training now. See the newest one: operant monitor latest")
     else:
         # The first kind with a match decides, so that a full id is never ambiguous with a longer one.
         kinds = (
+            [r for r in own if r.id == text],
+            [r for r in own if r.id.startswith(text)],
+            [r for r in own if r.id.endswith(text)],
             [r for r in runs if r.id == text],
-            [r for r in runs if r.id.startswith(text)],
-            [r for r in runs if r.id.endswith(text)],
+            [r for r in runs if has_ending(r.id, text)],
         )
         fits = next((kind for kind in kinds if kind), []) if text else []
     exact = [run for run in fits if run.id == text and run.path.parent == root]
@@ -385,6 +391,16 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
             f"path, {named}"
         )
     raise NotFoundError(_unknown(text, runs, root))
+
+
+def has_ending(id_: str, text: str) -> bool:
+    """Whether `text` is the random end of an id, such as `4f2a`."""
+    return _ENDING.fullmatch(text) is not None and id_.endswith(f"-{text}")
+
+
+def is_own(text: str, root: Path) -> bool:
+    """Whether `text` is the id of a run in the folder `root`, or the beginning or end of one."""
+    return any(id_.startswith(text) or id_.endswith(text) for id_ in list_ids(root, everywhere=False))
 
 
 def _check_readable(folder: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from operant import runs
 from operant.runs import Run, groups, membership
+from operant.runs.index import is_own
 
 FILE: Final = runs.SWEEP_FILE
 IDENTITY: Final = "sweep.json"
@@ -33,18 +34,16 @@ def list_sweeps(root: Path, everywhere: bool = True) -> list[Path]:
 
 
 def find(text: str, root: Path, everywhere: bool = True) -> Path | None:
-    """Find the folder of the sweep that `text` names (its name or a path), in the folder `root`, with `everywhere` also
-    next to the runs of the user's index. Of several with that name, the one in `root`. None if no sweep or several
-    match.
+    """Find the folder of the sweep that `text` names (its name or a path): in the folder `root`, with `everywhere` also
+    next to the runs of the user's index, unless a run in `root` has that name. None if no sweep or several match.
     """
-    path = groups.path_of(text)
-    fits = (
-        [one for one in list_sweeps(root, everywhere) if one.name == text]
-        if path is None
-        else [path] * (path / FILE).is_file()
-    )
-    if len(fits) > 1:
-        fits = [folder for folder in fits if folder.parent == root]
+    if (path := groups.path_of(text)) is not None:
+        return path if (path / FILE).is_file() else None
+    fits = [folder for folder in list_sweeps(root, everywhere) if folder.name == text]
+    own = [folder for folder in fits if folder.parent == root]
+    if not own and fits and is_own(text, root):
+        return None
+    fits = own or fits
     return fits[0] if len(fits) == 1 else None
 
 

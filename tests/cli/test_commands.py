@@ -499,8 +499,9 @@ LATEST = (
 
 
 @pytest.mark.parametrize("words", LATEST, ids=" ".join)
-@pytest.mark.parametrize("named", ["--runs", "OPERANT_RUNS", "nowhere"])
-def test_latest_is_the_newest_of_the_folder_that_was_named(fresh, here, tmp_path, monkeypatch, words, named):
+@pytest.mark.parametrize("named", ["--runs", "OPERANT_RUNS", "./runs", "no folder"])
+def test_latest_is_the_newest_of_the_folder_in_use(fresh, here, tmp_path, monkeypatch, words, named):
+    """Where that has no runs, the newest of all."""
     asked = []
 
     def found(run):
@@ -512,8 +513,11 @@ def test_latest_is_the_newest_of_the_folder_that_was_named(fresh, here, tmp_path
     monkeypatch.setattr(runs, "resolve", lambda *words, real=runs.resolve: found(real(*words)))
     if named == "OPERANT_RUNS":
         monkeypatch.setenv(named, str(mine.path.parent))
+    if named == "no folder":
+        (tmp_path / "empty").mkdir()
+        monkeypatch.chdir(tmp_path / "empty")
     done = here(*words, *(("--runs", mine.path.parent) if named == "--runs" else ()))
-    assert done.code == 3 and asked == [newer.path if named == "nowhere" else mine.path]
+    assert done.code == 3 and asked == [newer.path if named == "no folder" else mine.path]
 
 
 def test_lists_hold_the_runs_of_the_folder_that_was_named(fresh, here, tmp_path):

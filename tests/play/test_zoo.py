@@ -46,11 +46,13 @@ def test_the_zoo_is_small_and_holds_weights_alone():
         config.load(zoo.FOLDER / name / "config.toml")  # names no code of a user: it would not be trusted
 
 
-def test_a_mistyped_policy_is_answered_with_the_nearest_and_all_names():
+def test_a_mistyped_policy_is_answered_with_the_nearest_and_all_names(tmp_path):
     with pytest.raises(NotFoundError, match=r"no policy 'cartpol' - did you mean zoo:cartpole\? It has .*cartpole"):
         operant.load("zoo:cartpol")
     with pytest.raises(NotFoundError, match=r"no policy '\.\./zoo/cartpole'"):
         operant.load("zoo:../zoo/cartpole")
+    with pytest.raises(NotFoundError, match=r"no run.*\nA trained policy ships with Operant: zoo:cartpole$"):
+        operant.load("cartpole", root=tmp_path)
 
 
 def test_the_commands_list_evaluate_and_export_a_policy_of_the_zoo(tmp_path):

@@ -19,7 +19,7 @@ from waiting import wait_until
 from operant import runs, text
 from operant.errors import BusyError, MachineError, NotFoundError, UsageError
 from operant.runs import folder as runfolder
-from operant.runs import launch, states
+from operant.runs import groups, launch, states, sweeps
 from operant.runs.metrics import Metric, Record, Status, Writer
 
 PACKAGE_PARENT = str(Path(runs.__file__).parents[2])
@@ -244,7 +244,7 @@ def test_the_index_finds_runs_from_anywhere_and_drops_deleted_ones(root, tmp_pat
 def test_a_named_root_limits_the_search_to_its_runs(root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mine, newer = make(root, "mine"), make(tmp_path / "elsewhere", "newer")
-    assert runs.scope() == (root, True) and runs.resolve("latest", *runs.scope()).path == newer.path
+    assert runs.scope() == (root, True)
     assert runs.scope(str(root)) == (root, False)
     monkeypatch.setenv("OPERANT_RUNS", str(root))
     assert runs.scope() == (root, False)
@@ -262,6 +262,46 @@ def test_a_named_root_limits_the_search_to_its_runs(root, tmp_path, monkeypatch)
             runs.resolve("live", root, False)
     finally:
         lock.release()
+
+
+def test_a_name_means_a_run_of_the_folder_in_use(root, tmp_path):
+    """Another folder's run has its whole id or its random end; an environment's name is the beginning of many ids."""
+    elsewhere, empty = tmp_path / "elsewhere", tmp_path / "empty"
+    other = make(elsewhere, prefix="half_cheetah-ppo")
+    for part in ("half_cheetah", "half_cheetah-ppo", other.id[:-1], other.id[-3:]):
+        with pytest.raises(NotFoundError, match=f"no run named '{part}'. Closest: {other.id}"):
+            runs.resolve(part, empty)
+    for part in (other.id, other.id[-4:], "latest"):
+        assert runs.resolve(part, empty).path == other.path
+
+    mine = make(root, prefix="half_cheetah-ppo")
+    named = make(elsewhere, "half_cheetah")
+    assert runs.resolve("half_cheetah", root).path == mine.path
+    assert runs.resolve("half_cheetah", empty).path == named.path
+    assert runs.resolve("latest", root).path == mine.path and runs.resolve("latest", empty).path == named.path
+    lock = runs.acquire(named.path)
+    try:
+        assert runs.resolve("live", root).path == named.path
+        own = runs.acquire(mine.path)
+        assert runs.resolve("live", root).path == mine.path
+        own.release()
+    finally:
+        lock.release()
+
+
+@pytest.mark.parametrize(("file", "find"), [("sweep.toml", sweeps.find), ("group.json", groups.find)])
+def test_a_group_or_sweep_of_another_folder_yields_to_a_run_of_the_folder_in_use(root, tmp_path, file, find):
+    elsewhere = tmp_path / "elsewhere"
+    make(elsewhere, "some")
+    (elsewhere / "walker").mkdir()
+    (elsewhere / "walker" / file).write_text('{"schema": 1}')
+    assert find("walker", root) is not None
+    mine = make(root, "walker-ppo-4f2a")
+    assert find("walker", root) is None and runs.resolve("walker", root).path == mine.path
+    (root / "walker").mkdir()
+    (root / "walker" / file).write_text('{"schema": 1}')
+    found = find("walker", root)
+    assert getattr(found, "path", found) == root / "walker"
 
 
 def test_the_index_keeps_entries_of_a_missing_root(root, tmp_path):
