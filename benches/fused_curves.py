@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import statistics
 import sys
 import traceback
@@ -180,6 +179,8 @@ def main(*, tiny: bool, limit_s: float) -> None:
     """Run all kinds and seeds, then draw."""
     from records import Records, side_by_side
 
+    from operant.compute.runtime import usable_cores
+
     records = Records("curves")
     seeds = 2 if tiny else SEEDS
     # Seed by seed, so that complete seeds remain if the time runs out.
@@ -188,7 +189,7 @@ def main(*, tiny: bool, limit_s: float) -> None:
         for seed in range(1, seeds + 1)
         for kernels, precision in (KINDS[:2] if tiny else KINDS)
     ]
-    workers = 2 if tiny else min(12, max(2, (os.cpu_count() or 2) - 2))
+    workers = 2 if tiny else min(12, max(2, usable_cores() - 2))
     for (kernels, precision, seed, _), result in side_by_side(curve, tasks, workers=workers, limit_s=limit_s):
         found = result if isinstance(result, dict) else {"verdict": f"not finished: {type(result).__name__}"}
         records.add("run", kernels=kernels, precision=precision, seed=seed, **found)

@@ -36,6 +36,7 @@ from fused_wide import LIMITS, Sizes, Task, actions, bits, gradient, peaks, rate
 from records import Records
 
 from operant.algos.ppo import PPO
+from operant.compute.runtime import usable_cores
 from operant.config import load as config
 from operant.config import recipes
 from operant.envs import find
@@ -261,7 +262,7 @@ def check_all(records: Records, games: Sequence[str], *, tiny: bool, limit_s: fl
     ]
     timer = threading.Timer(max(0.0, limit_s - records.elapsed_s()), children.stop)
     timer.start()
-    with ThreadPoolExecutor(max_workers=2 if tiny else min(15, max(2, (os.cpu_count() or 2) - 1))) as pool:
+    with ThreadPoolExecutor(max_workers=2 if tiny else min(15, max(2, usable_cores() - 1))) as pool:
         list(pool.map(lambda pair: children.run("check", *pair, game=pair[0], precision=pair[1]), wanted))
     timer.cancel()
     answered = {(found.get("game"), found.get("precision"), found["what"]) for found in children.found}

@@ -11,7 +11,6 @@ interpreter with few lanes, as a smoke test.
 from __future__ import annotations
 
 import itertools
-import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from records import Records, side_by_side
 
 from operant.algos.ppo import PPO
 from operant.algos.ppo.ppo import Stats
+from operant.compute.runtime import usable_cores
 from operant.kernels.dense import tuning
 from operant.kernels.dense.select import with_config
 from operant.kernels.spec import describe
@@ -347,7 +347,7 @@ def main(*, tiny: bool, limit_s: float) -> None:
         from interpreter import teach
 
         teach()
-    sizes = TINY if tiny else Sizes(workers=min(14, max(2, (os.cpu_count() or 2) - 2)))
+    sizes = TINY if tiny else Sizes(workers=min(14, max(2, usable_cores() - 2)))
     records = Records("wide")
     records.add(
         "began",

@@ -16,7 +16,6 @@ import argparse
 import concurrent.futures
 import hashlib
 import multiprocessing
-import os
 import re
 import shutil
 import subprocess
@@ -32,6 +31,7 @@ from numpy import float32, float64
 
 from operant.compute.device import device
 from operant.compute.kernel import Kernel, bind
+from operant.compute.runtime import usable_cores
 from operant.physics import Engine, Model, build
 
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "physics"
@@ -130,7 +130,7 @@ def gpu(names: list[str], counts: list[int], launches: int) -> None:
     on = torch.device("cuda")
     found = [name for name in names if (FOLDER / f"{name}.model").exists()]
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(min(len(found), os.cpu_count() or 1), context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(min(len(found), usable_cores()), context) as pool:
         paths = [FOLDER / f"{name}.model" for name in found]
         compiled_s = dict(zip(found, pool.map(warm, paths), strict=True))
     print(torch.cuda.get_device_name(on), "seconds to compile:", compiled_s)

@@ -172,6 +172,17 @@ def test_a_run_with_a_callback_that_only_looks_ends_in_the_same_bits(one_thread,
     assert (looked.path / "log.txt").read_text().count("finished: all steps done") == 1
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_a_run_records_the_cores_that_its_process_may_use(one_thread):
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        path = operant.train("cartpole", steps=256, name="pinned", **SMALL).path
+    finally:
+        os.sched_setaffinity(0, before)
+    assert runs.read_json(path / "run.json")["processor"].endswith(", 1 core")
+
+
 @pytest.mark.parametrize("logs", [[], ["half"]])
 def test_a_callback_that_stops_the_run_leaves_no_record_without_iterations(one_thread, logs):
     """Each record has the number that the callback logged at it, the last one too."""

@@ -68,6 +68,13 @@ def processor_name() -> str:
     return platform.machine()
 
 
+def usable_cores() -> int:
+    """Return the number of CPU cores that this process may use, which can be fewer than the machine has: a container or
+    `taskset` limits them.
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def wake_gpu(device: str) -> threading.Thread | None:
     """Start creating a GPU's CUDA context in a thread, while modules are imported. `device` "auto" and "cuda" mean GPU
     0, "cuda:N" GPU N. Returns the thread; None for any other device.
@@ -92,14 +99,13 @@ def _make_context(index: int) -> None:
 
 
 def set_threads(count: int, ranks: int = 1) -> int:
-    """Set torch and numba to `count` CPU threads; 0 means this machine's cores divided by `ranks`, the processes that
-    share them. Returns the number, which belongs to a run's configuration because reductions depend on it.
+    """Set torch and numba to `count` CPU threads; 0 means `usable_cores` divided by `ranks`, the processes that share
+    them. Returns the number, which belongs to a run's configuration because reductions depend on it.
     """
     import numba
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = count or max(1, cores // ranks)
+    threads = count or max(1, usable_cores() // ranks)
     # Order matters: numba's first call starts its threads, and with OpenMP sets torch's number to all cores.
     numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
     torch.set_num_threads(threads)

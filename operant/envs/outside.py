@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import functools
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from operant.compute import user_file
+from operant.compute import runtime, user_file
 from operant.envs.base import Box, Discrete, Env, MultiDiscrete
 from operant.errors import MachineError, OperantError
 
@@ -74,9 +73,8 @@ def source(kind: str, name: str, settings: Any) -> Source:
 
 def hosting(settings: Any) -> Hosting:
     """Make the settings of the worker processes of an outside environment from the values of `[env]`."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Hosting(
-        cores if settings.threads == "auto" else settings.threads,
+        runtime.usable_cores() if settings.threads == "auto" else settings.threads,
         settings.buffers,
         settings.timeout_s,
         settings.reward_clip,

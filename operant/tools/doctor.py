@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from operant import __version__
+from operant.compute.runtime import usable_cores
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 _LEAST_BYTES, _COMFORTABLE_BYTES = 64 << 20, 2 << 30
@@ -72,14 +73,8 @@ def _run_check(name: str, check: Callable[[], Finding]) -> Finding:
 
 
 def _python() -> Finding:
-    return Finding(
-        "python", OK, f"{platform.python_version()} on {platform.system()} {platform.machine()}, {_cores()} cores"
-    )
-
-
-def _cores() -> int:
-    """Number of CPU cores available to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = f"{usable_cores()} core{'s' * (usable_cores() > 1)}"
+    return Finding("python", OK, f"{platform.python_version()} on {platform.system()} {platform.machine()}, {cores}")
 
 
 def _torch() -> Finding:

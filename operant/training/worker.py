@@ -30,6 +30,7 @@ from operant.compute.runtime import (
     processor_name,
     quiet_threads,
     set_threads,
+    usable_cores,
     wake_gpu,
 )
 from operant.errors import CallbackError, DeviceError, EnvironmentFailedError, MachineError, OperantError, StoppedError
@@ -246,6 +247,7 @@ def _build_trainer(
     if placement.ranks > 1:
         phase(f"waiting for {placement.ranks - 1} other rank{'s' * (placement.ranks > 2)}")
         team.join(config, values, device, None if start is None else start[0].step, document)
+    cores = usable_cores()
     document = phase(
         "compiling kernels",
         env=config.environment.name,
@@ -257,7 +259,7 @@ def _build_trainer(
         target_reached=None if config.run.target is None else False,
         device=str(device),
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-        processor=f"{processor_name()}, {os.cpu_count()} cores",
+        processor=f"{processor_name()}, {cores} core{'s' * (cores > 1)}",
         seed=config.run.seed,
         draws=config.environment.draws,
         resume="warm: an outside environment restarts its episodes" if config.hosted else None,
