@@ -4,12 +4,13 @@
     OPERANT_MODELS=FOLDER python benches/mujoco_returns.py train RECIPE ... --out RUNS [--seeds 1,2,3,4,5]
         [--seconds 30] [--override KEY=VALUE ...]
     OPERANT_MODELS=FOLDER python benches/mujoco_returns.py session --out RUNS [--seeds 1,2,3,4,5] [--budget 560]
-        [--only RECIPE ...] [--override KEY=VALUE ...]
+        [--share 1] [--only RECIPE ...] [--override KEY=VALUE ...]
     python benches/mujoco_returns.py play RUNS [--episodes 1000] [--lanes 50] [--processes 2]
 
-`session` trains the recipes of `JOBS` on a GPU, one run at a time: all of them with one seed before the next, and none
-whose last duration exceeds what is left of `--budget` seconds. Its runs are in one file, RECIPE.tar. `limit_s` is the
-time of training that the recipe aims at.
+`session` trains the recipes of `JOBS`, or those named, on all GPUs that it sees, `--share` runs on each at a time: all
+of them with one seed before the next. It compiles their kernels before, in parallel. After `--budget` seconds it stops
+what still runs, whose best policy so far is kept. Each run is in one file, RECIPE-SEED.tar. Seconds of training are
+comparable with `--share 1` only; `limit_s` is the time that the recipe aims at.
 
 `models` compiles every task's model where `mujoco` is installed, `train` needs only its files, and `play` needs
 Gymnasium and `mujoco`, but no GPU. With `--seconds` the number of steps is what the algorithm's phases take in this
@@ -23,16 +24,20 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import gc
+import itertools
 import json
 import logging
 import math
 import multiprocessing
 import os
 import shutil
+import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +51,7 @@ from recipes import FRESH_SEED, evaluations, trained_s
 from operant import envs, runs
 from operant.config import request
 from operant.envs.physics import PhysicsEnv
+from operant.errors import StoppedError
 from operant.runs.checkpoints import Store
 from operant.training import worker
 from operant.training.evaluate import Evaluator
@@ -62,28 +68,46 @@ class Job(NamedTuple):
     overrides: tuple[str, ...] = ()
 
 
-JOBS = (
-    Job(
-        "ppo/half_cheetah",
-        30.0,
-        (
-            *("env.lanes=4096", "net.hidden=[256,256]", "algo.precision=bf16", "algo.optimizer=muon"),
-            *("algo.learning_rate=3e-3", "algo.gamma=0.98", "algo.gae_lambda=0.9"),
-            *("run.steps=100M", "eval.every=120", "eval.episodes=256"),
-        ),
+_HALF_CHEETAH = (
+    *(
+        "env.lanes=4096",
+        "net.hidden=[256,256]",
+        "algo.precision=bf16",
+        "algo.optimizer=muon",
+        "algo.learning_rate=3e-3",
     ),
+    *("algo.gamma=0.98", "algo.gae_lambda=0.9", "run.steps=100M", "eval.every=120", "eval.episodes=256"),
+)
+_SWIMMER = ("env.lanes=128", "algo.minibatches=64", "run.steps=16M")
+_REACHER = (
+    *("env.lanes=4096", "algo.precision=bf16", "algo.optimizer=muon", "algo.learning_rate=3e-3", "run.steps=40M"),
+)
+_PUSHER = (
+    *(
+        "env.lanes=4096",
+        "net.hidden=[256,256]",
+        "algo.precision=bf16",
+        "algo.optimizer=muon",
+        "algo.learning_rate=1e-3",
+    ),
+    *("algo.gamma=0.95", "run.steps=100M", "eval.every=60"),
+)
+_DOUBLE_PENDULUM = ("algo.learning_rate=3e-4", "run.steps=8M")
+JOBS = (
+    Job("sac/half_cheetah", 300.0),
+    Job("ppo/humanoid", 600.0),
+    Job("ppo/ant", 120.0),
     Job("ppo/hopper", 45.0),
     Job("ppo/walker2d", 45.0),
-    Job("ppo/swimmer", 30.0),
-    Job("ppo/reacher", 30.0),
-    Job("ppo/pusher", 30.0),
+    Job("ppo/half_cheetah", 30.0, _HALF_CHEETAH),
+    Job("ppo/reacher", 30.0, _REACHER),
+    Job("ppo/pusher", 30.0, _PUSHER),
+    Job("ppo/swimmer", 30.0, _SWIMMER),
+    Job("ppo/inverted_double_pendulum", 30.0, _DOUBLE_PENDULUM),
     Job("ppo/inverted_pendulum", 30.0),
-    Job("ppo/inverted_double_pendulum", 30.0),
-    Job("ppo/ant", 120.0),
-    Job("ppo/humanoid", 600.0),
     Job("ppo/humanoid_standup", 600.0),
-    Job("sac/half_cheetah", 300.0),
 )
+"""Recipes by the time that they take, with what a GPU needs other than the recipe."""
 
 
 def models(folder: Path) -> None:
@@ -98,7 +122,9 @@ def models(folder: Path) -> None:
 
 
 def train(recipe: str, seed: int, overrides: list[str], root: Path) -> tuple[Any, runs.Run, float]:
-    """Train one recipe with one seed. Returns the trainer, the run, and the seconds of the whole call."""
+    """Train one recipe with one seed, to its end or a signal to stop. Returns the trainer, the run, and the seconds of
+    the whole call.
+    """
     asked = request.make(
         [*overrides, "checkpoint.keep=1"], config=recipe, environment_file=None, settings={"run.seed": seed}
     )
@@ -107,7 +133,8 @@ def train(recipe: str, seed: int, overrides: list[str], root: Path) -> tuple[Any
         lock = runs.acquire(run.path)
         try:
             trainer, team = worker.prepare(run.path, resume=None, requests=requests)
-            trainer.run(lock)
+            with contextlib.suppress(StoppedError):
+                trainer.run(lock)
             team.end()
         finally:
             requests.restore()
@@ -143,6 +170,7 @@ def trained(recipe: str, seed: int, overrides: list[str], episodes: int, root: P
     return {
         "run": run.path.name,
         "steps": trainer.step,
+        **({"stopped": True} if trainer.step < config.run.steps and config.run.target is None else {}),
         "training_s": round(trained_s(run.path), 3),
         "wall_s": round(wall_s, 2),
         "target": config.run.target,
@@ -215,24 +243,78 @@ def line_of(recipe: str, seed: int, overrides: list[str], episodes: int, root: P
     return line
 
 
-def session(jobs: list[Job], seeds: list[int], more: list[str], episodes: int, budget_s: float, out: Path) -> None:
-    """Train the jobs in turn with each seed, as far as the budget goes, and pack the runs of each recipe into one
-    file.
-    """
-    end_s, took_s = time.perf_counter() + budget_s, dict[str, float]()
-    for seed in seeds:
-        for job in jobs:
-            overrides, began_s = [*job.overrides, *more], time.perf_counter()
-            if began_s + took_s.get(job.recipe, 0.0) > end_s:
-                print(json.dumps({"recipe": job.recipe, "seed": seed, "skipped": "no time left"}), flush=True)
-                continue
+class Session:
+    """Trains jobs in processes of their own on several GPUs, and packs each run into a file."""
+
+    def __init__(self, out: Path, budget_s: float, share: int, more: list[str], episodes: int) -> None:
+        gpus = torch.cuda.device_count()
+        self.places: list[str | None] = [str(k) for k in range(gpus)] * share or [None]  # GPU of each run at a time
+        self.out, self.more, self.episodes = out, more, episodes
+        self.end_s = time.perf_counter() + budget_s
+        self._running: set[subprocess.Popen[str]] = set()
+        self._lock = threading.Lock()
+
+    def run(self, jobs: list[Job], seeds: list[int]) -> None:
+        """Compile the kernels of all jobs, then train each of them with each seed, as far as the budget goes."""
+        waiting = [(job, seed) for seed in seeds for job in jobs]
+        stopper = threading.Timer(max(0.0, self.end_s - time.perf_counter()), self._stop)
+        stopper.daemon = True
+        stopper.start()
+        with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
+            list(pool.map(self._warm, jobs, itertools.cycle(dict.fromkeys(self.places))))
+        with concurrent.futures.ThreadPoolExecutor(len(self.places)) as pool:
+            list(pool.map(self._work, self.places, itertools.repeat(waiting)))
+        stopper.cancel()
+        for job, seed in waiting:
+            print(json.dumps({"recipe": job.recipe, "seed": seed, "skipped": "no time left"}), flush=True)
+
+    def _warm(self, job: Job, place: str | None) -> None:
+        """Compile a job's kernels by a short run with an evaluation."""
+        with tempfile.TemporaryDirectory() as folder:
+            began_s = time.perf_counter()
+            self._train(job, 1, Path(folder), place, ["run.steps=300k", "eval.every=1", "run.target=none"])
+            took_s = round(time.perf_counter() - began_s, 1)
+        print(json.dumps({"recipe": job.recipe, "compiled_s": took_s}), flush=True)
+
+    def _work(self, place: str | None, waiting: list[tuple[Job, int]]) -> None:
+        """Train waiting jobs on a GPU until none is left or the budget is spent."""
+        while time.perf_counter() < self.end_s:
+            with self._lock:
+                if not waiting:
+                    return
+                job, seed = waiting.pop(0)
             with tempfile.TemporaryDirectory() as folder:
-                line = line_of(job.recipe, seed, overrides, episodes, Path(folder))
-                with tarfile.open(out / f"{job.recipe.replace('/', '_')}.tar", "a") as file:
+                line = self._train(job, seed, Path(folder), place, [])
+                with tarfile.open(self.out / f"{job.recipe.replace('/', '_')}-{seed}.tar", "w") as file:
                     for path in sorted(Path(folder).iterdir()):
                         file.add(path, path.name)
-            took_s[job.recipe] = time.perf_counter() - began_s
-            print(json.dumps(line | {"limit_s": job.limit_s}), flush=True)
+            print(json.dumps(line | {"gpu": place, "limit_s": job.limit_s}), flush=True)
+
+    def _train(self, job: Job, seed: int, folder: Path, place: str | None, more: list[str]) -> dict[str, Any]:
+        """Train a job in a process of its own. Returns its line of results."""
+        command = [sys.executable, __file__, "train", job.recipe, "--seeds", str(seed), "--out", str(folder)]
+        command += ["--episodes", str(self.episodes), "--override", *job.overrides, *self.more, *more]
+        variables = {} if place is None else {"CUDA_VISIBLE_DEVICES": place}
+        with self._lock:
+            if time.perf_counter() >= self.end_s:
+                return {"recipe": job.recipe, "seed": seed, "error": "no time left"}
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | variables
+            )
+            self._running.add(process)
+        said, errors = process.communicate()
+        with self._lock:
+            self._running.discard(process)
+        lines = [json.loads(line) for line in said.splitlines()]
+        if process.returncode or "recipe" not in lines[-1]:
+            return {"recipe": job.recipe, "seed": seed, "error": f"exit code {process.returncode}: {errors[-500:]}"}
+        return dict(lines[-1])
+
+    def _stop(self) -> None:
+        """Ask all trainings to stop, which then keep their best policy."""
+        with self._lock:
+            for process in self._running:
+                process.terminate()
 
 
 def play_all(runs_at: Path, episodes: int, lanes: int, processes: int) -> None:
@@ -266,6 +348,7 @@ def main() -> None:
     timed.add_argument("--out", type=Path, required=True)
     timed.add_argument("--seeds", default="1,2,3,4,5")
     timed.add_argument("--budget", type=float, default=560.0)
+    timed.add_argument("--share", type=int, default=1, help="runs on each GPU at a time")
     timed.add_argument("--only", nargs="*", default=[], metavar="RECIPE")
     timed.add_argument("--episodes", type=int, default=1024)
     timed.add_argument("--override", nargs="*", default=[])
@@ -289,7 +372,8 @@ def main() -> None:
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     if arguments.part == "session":
         jobs = [job for job in JOBS if not arguments.only or job.recipe in arguments.only]
-        session(jobs, seeds, arguments.override, arguments.episodes, arguments.budget, arguments.out)
+        session = Session(arguments.out, arguments.budget, arguments.share, arguments.override, arguments.episodes)
+        session.run(jobs, seeds)
         return
     for recipe in arguments.recipes:
         overrides = list(arguments.override)

@@ -3,11 +3,12 @@
     python benches/physics.py parity [NAME ...] [--states 2000]   # a table: errors of one step, float64 and float32
     python benches/physics.py cpu [NAME ...]                      # one core, in turns with C MuJoCo
     python benches/physics.py write                # models to build/physics, for a machine without mujoco
-    python benches/physics.py gpu [NAME ...] [--lanes 8192,65536] # steps/s, the same bits twice; reads build/physics
+    python benches/physics.py gpu [NAME ...] [--lanes 8192,65536] [--threads 64,8]  # steps/s; reads build/physics
     python benches/physics.py ptx [NAME ...]                      # registers, stack and spills, without a GPU
 
 NAMEs are those of Gymnasium's models, robot30 (made up: 30 hinges) and dm_control/DOMAIN. A step is one `mj_step`, of
-which Gymnasium takes several per action.
+which Gymnasium takes several per action. `gpu` runs each model twice and compares the bits. `--threads` are lanes per
+block, hence per warp if fewer than 32: fewer wait less for each other, and more warps share the work of few lanes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import torch
 from numpy import float32, float64
 
 from operant.compute.device import device
-from operant.compute.kernel import Kernel, bind
+from operant.compute.kernel import THREADS, Kernel, bind
 from operant.compute.runtime import usable_cores
 from operant.physics import Engine, Model, build
 
@@ -83,7 +84,7 @@ class Bench:
         self.bound, self.slot = bind(self.lanes), bind(Slot(torch.zeros(1, device=on)))
         self.reset_kernel, self.kernel = kernels
         limits = torch.as_tensor(np.abs(model.actuator_ctrlrange).max(axis=1), dtype=torch.float32, device=on)
-        self.limits = torch.where(torch.as_tensor(model.actuator_ctrllimited, device=on) > 0, limits, 1.0)[:, None]
+        self.limits = torch.where(torch.tensor(model.actuator_ctrllimited, device=on) > 0, limits, 1.0)[:, None]
         self.random = torch.Generator(on)
 
     def begin(self) -> None:
@@ -93,13 +94,13 @@ class Bench:
         speeds = self.lanes.state[at : at + m.nv]
         speeds.copy_(0.1 * torch.randn(speeds.shape, generator=self.random, device=self.on))
 
-    def run(self, launches: int) -> None:
+    def run(self, launches: int, threads: int = THREADS) -> None:
         """Take launches x STEPS steps with new random controls at each launch."""
         for k in range(launches):
             if k % EPISODE == 0:
                 self.begin()
             self.lanes.ctrl.uniform_(-1.0, 1.0, generator=self.random).mul_(self.limits)
-            self.kernel(self.count, self.bound, self.slot)
+            self.kernel(self.count, self.bound, self.slot, threads=threads)
 
     def digest(self, seed: int, launches: int) -> tuple[str, float, bool]:
         """Hash of the state after a seeded run, contacts lost in it, and whether every number is finite."""
@@ -125,7 +126,7 @@ def kernels_of(model: Model, on: torch.device) -> tuple[Kernel, Kernel]:
     return Kernel(reset, on), Kernel(simulate, on)
 
 
-def gpu(names: list[str], counts: list[int], launches: int) -> None:
+def gpu(names: list[str], counts: list[int], launches: int, threads: list[int]) -> None:
     """Print steps/s on the GPU for each model and number of lanes. Compiles all models before, in parallel."""
     on = torch.device("cuda")
     found = [name for name in names if (FOLDER / f"{name}.model").exists()]
@@ -134,7 +135,7 @@ def gpu(names: list[str], counts: list[int], launches: int) -> None:
         paths = [FOLDER / f"{name}.model" for name in found]
         compiled_s = dict(zip(found, pool.map(warm, paths), strict=True))
     print(torch.cuda.get_device_name(on), "seconds to compile:", compiled_s)
-    print("model                      lanes   M steps/s  state B  work B  compile s  lost/1e6  same bits")
+    print("model                      lanes threads   M steps/s  state B  work B  compile s  lost/1e6  same bits")
     for name in names:
         path = FOLDER / f"{name}.model"
         if not path.exists():
@@ -146,19 +147,19 @@ def gpu(names: list[str], counts: list[int], launches: int) -> None:
             bench = Bench(model, count, on, kernels)
             bench.run(2)
             first, second = bench.digest(1, 40), bench.digest(1, 40)
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            bench.run(launches)
-            torch.cuda.synchronize()
-            taken = time.perf_counter() - began
-            rate = launches * STEPS * count / taken
             same = "yes" if first == second and first[2] else f"NO {first} {second}"
             lost = first[1] / (40 * STEPS * count) * 1e6
-            print(
-                f"{name:25s} {count:7d} {rate / 1e6:10.2f} {bench.engine.state_bytes:8d} "
-                f"{bench.engine.work_bytes:7d} {compiled_s[name]:9.1f} {lost:9.1f}  {same}",
-                flush=True,
-            )
+            for each in threads:
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                bench.run(launches, each)
+                torch.cuda.synchronize()
+                rate = launches * STEPS * count / (time.perf_counter() - began)
+                print(
+                    f"{name:25s} {count:7d} {each:7d} {rate / 1e6:11.2f} {bench.engine.state_bytes:8d} "
+                    f"{bench.engine.work_bytes:7d} {compiled_s[name]:9.1f} {lost:9.1f}  {same}",
+                    flush=True,
+                )
 
 
 def helpers() -> Any:
@@ -265,10 +266,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(NAMES))
     parser.add_argument("--states", type=int, default=2000)
     parser.add_argument("--lanes", default="8192,65536")
+    parser.add_argument("--threads", default=str(THREADS))
     parser.add_argument("--launches", type=int, default=400)
     options = parser.parse_args()
     if options.mode == "gpu":
-        gpu(options.names, [int(x) for x in options.lanes.split(",")], options.launches)
+        lanes, threads = ([int(x) for x in text.split(",")] for text in (options.lanes, options.threads))
+        gpu(options.names, lanes, options.launches, threads)
     elif options.mode == "parity":
         parity(options.names, options.states)
     else:
