@@ -6,7 +6,9 @@
 Stable-Baselines3 runs in Gymnasium with the hyperparameters of RL Baselines3 Zoo for HalfCheetah (one environment,
 normalized observations and rewards, 256-256, 20 epochs of minibatches of 64 for every 512 steps); Operant with the
 recipe ppo/half_cheetah. Each is evaluated every 25,000 (Stable-Baselines3) or 98,304 steps (Operant) and ends at the
-first evaluation that reaches the target. `wall_s` and `cpu_s` include compilation, not evaluations or imports.
+first evaluation that reaches the target, which Operant confirms by fresh episodes. `wall_s` and `cpu_s`, the
+processor time of all threads, include compilation and Operant's writing of its run folder. They exclude imports and
+evaluations; those take `evaluations_s` and `evaluations_cpu_s`, confirmations included.
 """
 
 from __future__ import annotations
@@ -18,18 +20,44 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import torch
 
 EVERY = 25_000  # steps between evaluations of Stable-Baselines3
 EPISODES = 10
+
+
+class Timer:
+    """Seconds of the calls so far: of the wall clock, and of the processor for all threads of this process."""
+
+    def __init__(self) -> None:
+        self.wall_s = self.cpu_s = 0.0
+
+    def call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """Call a function, add its seconds and return its result. Work queued on a GPU before is not among them."""
+        _wait_for_gpu()
+        wall_began_s, cpu_began_s = time.perf_counter(), time.process_time()
+        result = function(*arguments, **keywords)
+        _wait_for_gpu()
+        self.wall_s += time.perf_counter() - wall_began_s
+        self.cpu_s += time.process_time() - cpu_began_s
+        return result
+
+
+def _wait_for_gpu() -> None:
+    """Wait until a GPU in use has done its work."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def sb3(seed: int, target: float, seconds: float) -> None:
     """Train with Stable-Baselines3 and print a line at each evaluation."""
     import gymnasium
     import stable_baselines3
-    import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -60,19 +88,18 @@ def sb3(seed: int, target: float, seconds: float) -> None:
     )
     from stable_baselines3.common.monitor import Monitor
 
-    wall_s = cpu_s = mean = 0.0
-    while wall_s < seconds and mean < target:
-        wall_began_s, cpu_began_s = time.perf_counter(), time.process_time()
-        model.learn(EVERY, reset_num_timesteps=False)
-        wall_s += time.perf_counter() - wall_began_s
-        cpu_s += time.process_time() - cpu_began_s
+    learning, evaluating, mean = Timer(), Timer(), 0.0
+    while learning.wall_s < seconds and mean < target:
+        learning.call(model.learn, EVERY, reset_num_timesteps=False)
         other = VecNormalize(
             DummyVecEnv([lambda: Monitor(gymnasium.make("HalfCheetah-v5"))]), training=False, norm_reward=False
         )
         other.obs_rms = env.obs_rms
-        mean, _ = evaluate_policy(model, other, n_eval_episodes=EPISODES)
+        mean, _ = evaluating.call(evaluate_policy, model, other, n_eval_episodes=EPISODES)
         line = {"sb3": stable_baselines3.__version__, "seed": seed, "steps": model.num_timesteps}
-        line |= {"wall_s": round(wall_s, 1), "cpu_s": round(cpu_s, 1), "mean": round(float(mean), 1)}
+        line |= {"wall_s": round(learning.wall_s, 1), "cpu_s": round(learning.cpu_s, 1)}
+        line |= {"evaluations_s": round(evaluating.wall_s, 1), "evaluations_cpu_s": round(evaluating.cpu_s, 1)}
+        line |= {"mean": round(float(mean), 1)}
         print(json.dumps(line), flush=True)
 
 
@@ -82,18 +109,22 @@ def operant(seed: int, target: float, overrides: list[str]) -> None:
     from mujoco_returns import train
     from recipes import evaluations
 
-    from operant.runs.history import read
+    from operant.training.target import TargetEvaluator
 
     os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp()  # this run stays out of the user's list
     asked = [*overrides, f"run.target={target}", "eval.every=3", "eval.episodes=128"]
-    with tempfile.TemporaryDirectory() as folder:
-        cpu_began_s = time.process_time()
-        trainer, run, wall_s = train("ppo/half_cheetah", seed, asked, Path(folder))
-        cpu_s = time.process_time() - cpu_began_s
-        chunks = [chunk.columns for chunk in read(run.path / "history")]
-        evaluated_s = sum(float(sum(columns.get("seconds/evaluate", [0.0]))) for columns in chunks)
+    whole, evaluating, evaluate = Timer(), Timer(), TargetEvaluator.run
+
+    def timed(*arguments: Any, **keywords: Any) -> Any:
+        """Play an evaluation and its confirmation, and time both."""
+        return evaluating.call(evaluate, *arguments, **keywords)
+
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(TargetEvaluator, "run", timed):
+        trainer, run, _ = whole.call(train, "ppo/half_cheetah", seed, asked, Path(folder))
+        wall_s, cpu_s = whole.wall_s - evaluating.wall_s, whole.cpu_s - evaluating.cpu_s
         line: dict[str, Any] = {"operant": "ppo/half_cheetah", "seed": seed, "steps": trainer.step}
-        line |= {"wall_s": round(wall_s, 1), "cpu_s": round(cpu_s, 1), "evaluations_s": round(evaluated_s, 1)}
+        line |= {"wall_s": round(wall_s, 1), "cpu_s": round(cpu_s, 1)}
+        line |= {"evaluations_s": round(evaluating.wall_s, 1), "evaluations_cpu_s": round(evaluating.cpu_s, 1)}
         line |= {"evaluations": [[said["step"], round(said["mean"], 1)] for said in evaluations(run.path)]}
         print(json.dumps(line), flush=True)
 
