@@ -236,12 +236,16 @@ ONE_ROBOT = "half_cheetah"
 """Robot that is compiled for all generations; others for one, as each generation takes some twenty seconds."""
 
 PLAIN = ("masked",)  # with every run of the tests, as each takes two seconds
+FURTHER = set(PHYSICS) - set({envs.find(name).source: name for name in reversed(PHYSICS)}.values())
+"""Tasks whose robot another task compiles, a minute each: with the longest tests."""
 PLAIN_BODIES = (world_noise.noise_body, returns.advantage_body, transitions.draw_body)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in PLAIN else pytest.param(name, marks=pytest.mark.slow) for name in WORLDS]
-)
+def marks(name: str):
+    return () if name in PLAIN else pytest.mark.soak if name in FURTHER else pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in WORLDS])
 def test_environments_compile_without_float64(name):
     world = DeviceWorld(WORLDS[name], N, seed=1)
     env, slot = world.spec, world.slot()
