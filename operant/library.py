@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from operant import runs, text
+from operant import runs, similar, text
 from operant.errors import MachineError, OperantError, UsageError
 from operant.text import safe
 
@@ -175,9 +175,7 @@ class Run:
 
         entries = plot.load_entries([self._fresh()])
         if metric is not None and metric not in entries[0].columns.metrics:
-            from operant.config import messages
-
-            suggestion = messages.did_you_mean(messages.nearest(metric, entries[0].columns.metrics))
+            suggestion = similar.did_you_mean(*similar.suggestions(metric, entries[0].columns.metrics))
             known = ", ".join(entries[0].columns.metrics)
             raise UsageError(
                 f"{self.id} has no metric {safe(metric, 80)!r}{suggestion or f' (it has {safe(known, 400)})'}"

@@ -90,7 +90,7 @@ def own_imports(name: str) -> frozenset[str]:
 
 # IMPORTS GO ONE WAY
 
-ROOT = {"errors", "text", "settings", "old_names"}
+ROOT = {"errors", "text", "settings", "old_names", "similar"}
 LEARNING = {"compute", "host", "physics", "envs", "worlds", "nn", "data", "kernels"}
 TRAINING = LEARNING | {"runs", "config", "algos", "training"}
 RANKS: dict[str, set[str]] = {
@@ -98,6 +98,7 @@ RANKS: dict[str, set[str]] = {
     "old_names": set(),
     "text": {"errors"},
     "settings": {"errors"},
+    "similar": {"text"},
     "runs": ROOT,
     "compute": ROOT,
     "host": ROOT | {"compute.user_file"},

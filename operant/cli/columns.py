@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from operant import similar
 from operant.errors import UsageError
 from operant.text import age, count, duration, number, safe
 
@@ -105,11 +106,9 @@ def with_config(rows: Iterable[Row], names: Iterable[str]) -> list[Row]:
 
 def _unknown(name: str, known: Sequence[str]) -> str:
     """Return the message about a column that does not exist, with the closest one."""
-    from operant.config import messages
-
     ends = [key for key in known if key.rpartition(".")[2] == name]
-    near = ends[0] if ends else messages.nearest(name, known)
-    suggestion = messages.did_you_mean(near) or f": columns are {', '.join(_COLUMNS)}, and keys of the configuration"
+    near = ends[0] if ends else similar.nearest(name, known)
+    suggestion = similar.did_you_mean(near) or f": columns are {', '.join(_COLUMNS)}, and keys of the configuration"
     return f"no run has {safe(name, 80)!r}{suggestion}"
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from operant import similar
 from operant.cli import completion
 from operant.cli.common import (
     TYPER,
@@ -97,10 +98,11 @@ def compare(
     entries, labels = _entries(names, root, axis, smooth, label)
     for entry in entries:
         if metric is not None and metric not in entry.columns.metrics:
-            raise UsageError(
-                f"{safe(entry.run.id)} has no metric {safe(metric, 80)!r}; it has "
-                f"{safe(', '.join(entry.columns.metrics), 400)}"
+            known = entry.columns.metrics
+            near = (
+                similar.did_you_mean(*similar.suggestions(metric, known)) or f"; it has {safe(', '.join(known), 400)}"
             )
+            raise UsageError(f"{safe(entry.run.id)} has no metric {safe(metric, 80)!r}{near}")
     entries, left_out = plot.distinct(entries)
     groups = plot.groups(entries, labels)
     document = plot.compare(groups)

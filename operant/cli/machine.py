@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from operant import similar
 from operant.cli import completion
 from operant.cli.common import (
     TYPER,
@@ -114,6 +117,7 @@ def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
     A model is a file FILE.xml; the check names each of its elements that is not covered.
     """
     from operant import envs
+    from operant.config import recipes
     from operant.host import names
 
     examine: Callable[..., Iterator[Finding]]
@@ -135,9 +139,10 @@ def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
 
             env = envs.find(file)
     except KeyError:
-        raise UsageError(
-            f"unknown environment {file!r}: name a file ending in .py, or one of {', '.join(envs.names())}"
-        ) from None
+        if file.endswith(".toml") or file in recipes.shipped():
+            raise UsageError(similar.configuration_given(file)) from None
+        others = "your own file (my_env.py), an outside one (gymnasium:ID, my_envs.py:make), a model (robot.xml)"
+        raise UsageError(similar.unknown_environment(file, envs.names(), others=others)) from None
     except OperantError as error:
         raise (
             error if error.exit_code != 1 else UsageError(str(error))
@@ -269,6 +274,28 @@ def config_show(
         print_json({"schema": 1, "values": values})
     else:
         show_origins(found, descriptions=True)
+
+
+@config_app.command("list")
+def config_list(as_json: JsonOption = False) -> None:
+    """List the shipped recipes, which `--config` accepts by name."""
+    from operant.config import recipes
+
+    rows = [
+        {"name": name, "path": str(path), "description": _first_sentence(path)}
+        for name in recipes.shipped()
+        for path in (recipes.find_source(name),)
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(("name", "description"), [(row["name"], row["description"]) for row in rows])
+
+
+def _first_sentence(file: Path) -> str:
+    """First sentence of the comment at the head of a configuration file."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+    return re.split(r"(?<=\.)\s", " ".join(line.removeprefix("#").strip() for line in lines), maxsplit=1)[0]
 
 
 @config_app.command("check")

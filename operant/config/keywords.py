@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from operant.config import keys, messages
 from operant.errors import ConfigError
+from operant.similar import did_you_mean
 
 OPTIONS: Final = {"algo": "algo.name", **{name: f"run.{name}" for name in ("seed", "device", "steps", "gpus")}}
 """Keywords with the meaning of the command line's options, whatever other sections have a key of that name."""
@@ -71,7 +72,7 @@ def _key(name: str, own_algorithm: bool, problems: list[str]) -> str | None:
     if own_algorithm:
         return f"algo.{name}"
     if f"{name}s" in _ARGUMENTS:
-        problems.append(f"unknown key {name!r}{messages.did_you_mean(name + 's')}")
+        problems.append(f"unknown key {name!r}{did_you_mean(name + 's')}")
     else:
         problems.append(messages.unknown_key((name,), known, dict.fromkeys((*known, *OPTIONS))))
     return None

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
+from operant import similar
 from operant.config import formats, messages, resolve, schedules, sections, trust
 from operant.config.raw import Key, RawConfig, flat, quoted, read
 from operant.host import names
@@ -249,7 +250,7 @@ def _unknown_sections(raw: RawConfig, known: dict[str, list[str]]) -> None:
         # replay.place is algo.replay_place
         meant = [key for key in table if f"{name}_{key}" in known["algo"]] if isinstance(table, dict) else []
         for key in meant:
-            suggestion = messages.did_you_mean(f"algo.{name}_{key}")
+            suggestion = similar.did_you_mean(f"algo.{name}_{key}")
             raw.problem(raw.location((name, key)), f"unknown key {quoted(f'{name}.{key}')}{suggestion}")
         if not meant:
             _unknown(raw, (name,), known, (*sections.SECTIONS, *sections.READ_ELSEWHERE))

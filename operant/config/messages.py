@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from pydantic import ValidationError
 
 from operant import old_names
 from operant.config.raw import Key, quoted
-from operant.config.recipes import plain_name
+from operant.similar import did_you_mean, nearest
 
 _COUNT = "input should be a whole number, such as 20_000_000, 1e7 or '20M'"
 _PLAIN = {
@@ -46,20 +45,6 @@ _SECTIONS = {
     "training": "run",
 }
 """Sections by names that other libraries give them."""
-
-
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the one of `names` that is closest to a mistyped name, compared without case and separators; None if none
-    is close.
-    """
-    plain = {plain_name(other): other for other in names}
-    matches = difflib.get_close_matches(plain_name(name[:100]), plain, n=1)
-    return plain[matches[0]] if matches else None
-
-
-def did_you_mean(name: str | None) -> str:
-    """Return the end of a message that suggests `name`, such as " - did you mean 'ppo'?"; "" for None."""
-    return f" - did you mean {name!r}?" if name else ""
 
 
 def dotted(key: Key) -> str:

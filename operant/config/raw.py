@@ -17,8 +17,8 @@ import tomli
 
 from operant import old_names
 from operant.config import formats, toml_positions
-from operant.config.recipes import plain_name
 from operant.errors import ConfigError, NotFoundError
+from operant.similar import plain_name
 
 Key = tuple[str, ...]
 Location = tuple[int, int]

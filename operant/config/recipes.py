@@ -4,12 +4,11 @@ library only; the files are not opened.
 
 from __future__ import annotations
 
-import difflib
-import re
 from pathlib import Path
 
 from operant.errors import NotFoundError, UsageError
 from operant.host import names
+from operant.similar import did_you_mean, plain_name, suggestions
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -65,7 +64,7 @@ def find_source(text: str, algorithm: str | None = None) -> Path:
 
     A recipe's name is `algorithm/environment`, or an environment alone, which selects the recipe of `algorithm`
     (default: the environment's default algorithm), else the only recipe of the environment. Raises NotFoundError with
-    the available or ambiguous names, and UsageError for a recipe of another algorithm.
+    the closest or ambiguous names, and UsageError for a recipe of another algorithm.
     """
     files = _files()
     try:
@@ -83,7 +82,7 @@ def find_source(text: str, algorithm: str | None = None) -> Path:
         raise NotFoundError(f"{text!r} is the name of several recipes: {', '.join(sorted(matches))}. Give one of these")
     if matches:
         return _check_algorithm(files[matches[0]], algorithm)
-    raise NotFoundError(f"{_missing_message(text)} Recipes that ship: {', '.join(sorted(files)) or 'none'}")
+    raise NotFoundError(f"{_missing_message(text)} Shipped recipes: operant config list")
 
 
 def _check_algorithm(source: Path, algorithm: str | None) -> Path:
@@ -103,27 +102,17 @@ def _check_algorithm(source: Path, algorithm: str | None) -> Path:
     )
 
 
-def plain_name(name: str) -> str:
-    """Return a name in lower case without separators and version, for comparison: `MountainCarContinuous-v0` and
-    `mountain_car_continuous` are equal.
-    """
-    return re.sub(r"[-_:/]", "", re.sub(r"-v\d+$", "", name).lower())
-
-
 def _missing_message(text: str) -> str:
-    """Return the message about a configuration that does not exist, with the closest shipped name."""
+    """Return the message about a configuration that does not exist, with the closest shipped names."""
     try:
         if Path(text).is_dir():
             return f"{text!r} is a folder, not a configuration file."
     except (OSError, ValueError):
         pass
-    names = [*shipped(), *short_names()]
-    near = [
-        match
-        for part in (text.removesuffix(".toml"), Path(text).stem)
-        for match in difflib.get_close_matches(part, names, n=1)
-    ]
-    return f"there is no configuration file {text!r}" + (f" - did you mean {near[0]!r}?" if near else ".")
+    *folder, name = Path(text.removesuffix(".toml")).parts[-2:] or ("",)
+    near = suggestions(f"{folder[0]}/{name}", shipped()) if folder else []
+    near = near or suggestions(name, short_names()) or suggestions(name, shipped())
+    return f"there is no configuration file {text!r}{did_you_mean(*near) or '.'}"
 
 
 def _files() -> dict[str, Path]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from operant import similar
 from operant.config import recipes, trust
 from operant.config.raw import RawConfig, quoted, read
 from operant.errors import ConfigError, MachineError, NotFoundError, UsageError
@@ -215,9 +216,7 @@ def make(
     if environment_file is not None and environment is None and names.kind_of(environment_file) is not None:
         environment, environment_file = environment_file, None
     if environment is not None and environment.endswith(".toml"):
-        raise UsageError(
-            f"{environment!r} is a configuration, not an environment: operant train --config {environment}"
-        )
+        raise UsageError(similar.configuration_given(environment))
     if environment is not None and environment.endswith(".py"):
         if environment_file is not None:
             raise UsageError(f"two environment files, {environment!r} and --env {environment_file!r}: give one")

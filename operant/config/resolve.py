@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import StrictBool, TypeAdapter, ValidationError
 
-from operant import algos, envs
+from operant import algos, envs, similar
 from operant.config import messages, recipes
 from operant.config.raw import DEFAULT, Key, RawConfig, quoted
 from operant.envs import outside, ranges
@@ -81,10 +81,10 @@ def algorithm(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
             raw.problem(location, f"algo.name: {error}")
             return None, name
     alike = [other for other in algos.names() if other[0] == name[:1].lower()]  # a2c is not sac
-    nearest = messages.nearest(name, alike)
+    nearest = similar.nearest(name, alike)
     available = f"Available: {shipped}, or your own as FILE.py:CLASS, such as my_algo.py:MyAlgo"
     raw.problem(
-        location, f"algo.name: unknown algorithm {quoted(name)}{messages.did_you_mean(nearest) or '.'} {available}"
+        location, f"algo.name: unknown algorithm {quoted(name)}{similar.did_you_mean(nearest) or '.'} {available}"
     )
     return nearest and algos.load(nearest), name
 
@@ -111,18 +111,20 @@ def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
         shipped = envs.find(name)
         return shipped, shipped.name
     except KeyError:
-        nearest = messages.nearest(name, envs.names())
+        nearest = similar.nearest(name, envs.names())
         if name in algos.names():
             raw.problem(
                 location,
                 f"env.name: {name} is an algorithm, not an environment: operant train cartpole algo.name={name}",
             )
             return None, name
+        if name.endswith(".toml") or name in recipes.shipped():
+            raw.problem(location, f"env.name: {similar.configuration_given(name)}")
+            return None, name
         own = "your own file (my_env.py), an outside one (gymnasium:ID, ale:NAME, envpool:ID, my_envs.py:make)"
-        short = ", ".join(shipped for shipped in envs.names() if not shipped.startswith("dmc_"))
-        available = f"Available: {own}, {short}, and dm_control's tasks (dmc_walker_run ...; `operant envs` lists all)"
-        hint = messages.did_you_mean(_outside_meant(name, nearest) or nearest) or "."
-        raw.problem(location, f"env.name: unknown environment {quoted(name)}{hint} {available}")
+        meant = _outside_meant(name, nearest)
+        unknown = similar.unknown_environment(name, envs.names(), others=own, suggested=meant)
+        raw.problem(location, f"env.name: {unknown}")
         return nearest and envs.find(nearest), name
     except OperantError as error:
         raw.problem(location, f"env.name: {error}")
@@ -318,7 +320,7 @@ def network_kind(raw: RawConfig, folder: Path | None, built_in: Sequence[str]) -
         return kind
     path, _, name = kind.rpartition(":")
     if not path.endswith(".py") or not name.isidentifier():
-        hint = messages.did_you_mean(messages.nearest(kind, built_in))
+        hint = similar.did_you_mean(similar.nearest(kind, built_in))
         allowed = (
             f"input should be {', '.join(map(repr, built_in))}, or your own network as FILE.py:CLASS, such "
             "as 'my_net.py:MyNet'"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant import runs
+from operant import runs, similar
 from operant.errors import BadFileError, ConfigError, NotFoundError, UsageError
 from operant.runs import zoo
 from operant.text import safe
@@ -194,6 +194,8 @@ def _run_of(checkpoint: Path, what: str) -> runs.Run:
     NotFoundError.
     """
     run = runs.load(checkpoint.parent.parent)
+    if run is None and what.endswith(".toml"):
+        raise NotFoundError(similar.configuration_given(what, "a trained policy"))
     if run is None:
         raise NotFoundError(
             f"{safe(what, 400)!r} is not in a run folder, so its configuration is unknown (expected "

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant import __version__
+from operant import __version__, similar
 from operant.errors import BusyError, MachineError, NotFoundError, UsageError
 from operant.runs.folder import (
     ID,
@@ -426,6 +426,8 @@ def _at_path(text: str) -> Run:
         if (run := load(path)) is not None:
             return run
         _check_readable(path)
+    if text.endswith(".toml"):
+        raise NotFoundError(similar.configuration_given(text, "a run"))
     raise NotFoundError(
         f"no run in '{safe(text, 400)}': a run is a folder with a run.json. List all runs: operant runs"
     )
@@ -469,6 +471,8 @@ def _unknown(text: str, runs: list[Run], root: Path) -> str:
     """Return the message that no run is named `text`, with the closest ids of `runs`, those found in the folder
     `root`.
     """
+    if text.endswith(".toml"):
+        return similar.configuration_given(text, "a run")
     if not runs:
         return f"no run named '{safe(text, 80)}'; no runs yet in {display_path(root)}. Start one: operant train"
     ids: dict[str, list[str]] = {}  # by lower case

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from operant import __version__, envs
+from operant import __version__, envs, similar
 from operant.compute.graphs import Graphed
 from operant.compute.runtime import find_device, set_threads
 from operant.config import load as config
@@ -292,7 +292,7 @@ def stepping_plan(environments: Sequence[str], lanes: Sequence[int]) -> list[tup
         listed = [envs.find(name) for name in names]
     except KeyError as error:
         raise UsageError(
-            f"unknown environment {error.args[0]!r}: give a file ending in .py, or one of {', '.join(envs.names())}"
+            similar.unknown_environment(error.args[0], envs.names(), others="your own file (my_env.py)")
         ) from None
     one = max((number for number in lanes if number <= 1 << 20), default=max(lanes))
     return [(listed[0], number) for number in lanes] + [(env, one) for env in listed[1:]]

@@ -26,17 +26,16 @@ Needs `gymnasium`, an optional dependency of this package.
 
 from __future__ import annotations
 
-import difflib
 import operator
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from operant import envs
+from operant import envs, similar
 from operant.envs import Box, Discrete, Env
 from operant.errors import MachineError, OperantError, UsageError
 from operant.worlds.base import Slot
@@ -423,10 +422,8 @@ def _find_env(name: str) -> Env:
     try:
         return envs.find(name)
     except KeyError:
-        near = _nearest(name, envs.names())
-        raise UsageError(
-            f"there is no environment {name!r}{near}: give a name, a Gymnasium id, or a path ending in .py"
-        ) from None
+        others = "a Gymnasium id, your own file (my_env.py)"
+        raise UsageError(similar.unknown_environment(name, envs.names(), others=others)) from None
 
 
 def _with_pixels(env: Env, pixels: Any) -> Env:
@@ -439,12 +436,6 @@ def _with_pixels(env: Env, pixels: Any) -> Env:
         return envs.with_pixels(env, pixels)
     except OperantError as error:
         raise UsageError(str(error)) from None
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    """Hint for an error message about an unknown name: the nearest known name, or all known ones."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else f" (there are: {', '.join(known)})"
 
 
 def _checked_mode(mode: Any) -> AutoresetMode:

@@ -624,6 +624,7 @@ WITH_DATA = {
     "profile",
     "bench",
     "config show",
+    "config list",
     "render",
     "sweep",
     "compare",

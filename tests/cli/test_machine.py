@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -115,6 +116,17 @@ def test_the_schema_is_json(here):
     schema = json.loads(here("config", "schema").out)
     assert set(schema["properties"]) == {"run", "env", "algo", "net", "checkpoint", "eval", "sweep", "format"}
     assert json.dumps(schema["properties"]["algo"]).count('"gamma": {') >= 1
+
+
+def test_config_list_names_every_recipe_with_the_first_sentence_of_its_file(here):
+    listed = {row["name"]: row for row in json.loads(here("config", "list", "--json").out)}
+    assert list(listed) == recipes.shipped()
+    for row in listed.values():
+        head = Path(row["path"]).read_text().split("\n\n")[0].replace("\n# ", " ").removeprefix("# ")
+        assert row["description"].endswith(".") and head.startswith(row["description"]), row
+    assert "CartPole-v1 by PPO." in listed["ppo/cartpole"]["description"]
+    table = here("config", "list").out.splitlines()
+    assert [line.split()[0] for line in table] == ["name", *listed]
 
 
 def test_envs_lists_every_shipped_environment(here):

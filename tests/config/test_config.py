@@ -356,11 +356,11 @@ def test_another_algorithm_takes_its_own_defaults(monkeypatch):
         (".", "is a folder"),
     ],
 )
-def test_a_missing_configuration_names_what_ships(text, said):
+def test_a_missing_configuration_names_what_is_close_and_the_list(text, said):
     with pytest.raises(NotFoundError) as caught:
         find_source(text)
     assert said in str(caught.value)
-    assert "ppo/cartpole" in str(caught.value)
+    assert str(caught.value).endswith("Shipped recipes: operant config list")
     assert caught.value.exit_code == 3
 
 
@@ -653,7 +653,7 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
     "unknown environment": (
         '[env]\nname = "cartpol"\n',
         [],
-        ["ppo.toml:2: env.name: unknown environment 'cartpol' - did you mean 'cartpole'? Available: "],
+        ["ppo.toml:2: env.name: unknown environment 'cartpol' - did you mean 'cartpole'? All names: operant envs."],
     ),
     "wrong version of an id": (
         '[env]\nname = "CartPole-v0"\n',
@@ -663,7 +663,7 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
     "unlike any environment": (
         "",
         ["env.name=zzz"],
-        ["command line: env.name: unknown environment 'zzz'. Available: ", "cartpole"],
+        ["command line: env.name: unknown environment 'zzz'. All names: operant envs. Also accepted: your own file"],
     ),
     "algorithm for an environment": (
         "",
@@ -673,7 +673,12 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
     "outside environment without its kind": (
         "",
         ["env.name=lunarlander"],
-        ["command line: env.name: unknown environment 'lunarlander'. Available: ", "gymnasium:ID, ale:NAME"],
+        ["command line: env.name: unknown environment 'lunarlander'. All names: operant", "gymnasium:ID, ale:NAME"],
+    ),
+    "configuration for an environment": (
+        '[env]\nname = "mine.toml"\n',
+        [],
+        ["ppo.toml:2: env.name: 'mine.toml' is a configuration, not an environment. Train it: operant train --config"],
     ),
     "key of another algorithm": (
         "",

@@ -406,7 +406,7 @@ def test_equal_seeds_give_equal_trajectories():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "cartpol"}, r"no environment 'cartpol' \(did you mean 'cartpole'\?\)"),
+        ({"name": "cartpol"}, r"unknown environment 'cartpol' - did you mean 'cartpole'\?"),
         ({"num_envs": 0}, "num_envs is 0"),
         ({"output": "jax"}, "output is 'jax'"),
         ({"seed": -1}, "seed is -1"),
