@@ -129,8 +129,7 @@ def test_site_builds_and_every_link_resolves(tmp_path):
         "-m",
         "mkdocs",
         "build",
-        "--strict",
-        "--quiet",
+        "--strict",  # no --quiet: it hides the warnings that are errors here
         "-f",
         str(HOME / "docs" / "mkdocs.yml"),
         "-d",

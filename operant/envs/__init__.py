@@ -4,6 +4,7 @@ operant/envs/base.py.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import os
@@ -84,8 +85,14 @@ def _modules() -> dict[str, tuple[str, str]]:
     """Map the name of each shipped environment to its module and the name of the export in it: `minatar_breakout` to
     operant.envs.minatar.breakout and ENV, `dmc_walker_run` to operant.envs.dmc.walker and ENV_RUN.
     """
+    return _modules_in(tuple(__path__))
+
+
+@functools.cache
+def _modules_in(folders: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+    """Map of `_modules` for these folders. The files are read once per process."""
     found = {}
-    for folder in map(Path, __path__):
+    for folder in map(Path, folders):
         for path in folder.glob("**/*.py"):
             file = path.relative_to(folder)
             parts = file.parent.parts if file.stem == "__init__" else file.with_suffix("").parts
