@@ -86,6 +86,12 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return re.sub(r"(?m)^\{\{ (\w+) ?(\S*) \}\}$", lambda found: fillers[found[1]](*found[2].split()), markdown)
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Mark the cells with a number, such as 332.9 ± 3.9, 5.01 M or 2.6e-5: the style keeps them on one line."""
+    number = r"[-+]?[\d.,]+(?:e-?\d+)?(?: ± [\d.,]+)?(?: [%kMGs])?"
+    return re.sub(rf"<td>({number})</td>", r'<td class="number">\1</td>', html)
+
+
 def docstring(module: str) -> str:
     """Docstring of a module as Markdown."""
     return paragraphs(importlib.import_module(module).__doc__ or "")
@@ -393,10 +399,11 @@ def environments() -> dict[str, str]:
     found = {}
     for name in envs.names():
         env, module = envs.find(name), importlib.import_module(envs.module_of(name))
-        rows.append((picture_of(name, 96), f"[`{name}`]({name}.md)", first_sentence(module), observed(env), acted(env)))
+        rows.append((picture_of(name, 80), f"[`{name}`]({name}.md)", first_sentence(module), observed(env), acted(env)))
         found[f"environments/{name}.md"] = environment(name, env, module)
     head = "\n\n".join(
         [
+            "---\nhide: [toc]\n---",
             "# Environments",
             "One file each in `operant/envs/`. `env.pixels = 64` observes any of them as a picture, `env.flicker = "
             "0.5` blanks half of its observations, and "
@@ -415,7 +422,7 @@ def picture_of(name: str, width: int) -> str:
 
 def first_sentence(module: Any) -> str:
     """First sentence of a module's docstring."""
-    return re.split(r"(?<=[.?])\s", inspect.cleandoc(module.__doc__).replace("\n", " "), maxsplit=1)[0]
+    return re.split(r"(?<!et al\.)(?<=[.?])\s", inspect.cleandoc(module.__doc__).replace("\n", " "), maxsplit=1)[0]
 
 
 def observed(env: Env) -> str:
