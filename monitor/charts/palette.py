@@ -19,6 +19,7 @@ use them.
 
 _ON_LIGHT = {"#F0E442": "#8C7A00"}
 _LINE_CONTRAST = 3.0  # WCAG minimum for graphics
+_TEXT_CONTRAST = 4.5  # WCAG minimum for text
 
 
 class Style(NamedTuple):
@@ -155,15 +156,15 @@ class Palette:
         colours = {
             "text": mix(opposite, ground, 0.80),
             "bright": mix(opposite, ground, 0.96),
-            "dim": mix(opposite, ground, 0.48),
-            "faint": mix(opposite, ground, 0.24),
-            "border": mix(opposite, ground, 0.22),
-            "focus": series[0],
+            "dim": mix(opposite, ground, 0.48 if self.dark else 0.56),
+            "faint": mix(opposite, ground, 0.24 if self.dark else 0.30),
+            "border": mix(opposite, ground, 0.22 if self.dark else 0.28),
+            "focus": readable(series[0], ground, _TEXT_CONTRAST),
             "cursor": mix(opposite, ground, 0.20),
             "ground": ground,
-            "good": readable("#009E73", ground, 4.0),
-            "warn": readable("#E69F00", ground, 4.0),
-            "bad": readable("#D55E00", ground, 4.0),
+            "good": readable("#009E73", ground, _TEXT_CONTRAST),
+            "warn": readable("#E69F00", ground, _TEXT_CONTRAST),
+            "bad": readable("#D55E00", ground, _TEXT_CONTRAST),
         }
         for index, colour in enumerate(series):
             colours[f"series.{index}"] = colour
