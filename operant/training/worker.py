@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import functools
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -512,6 +513,9 @@ def main() -> NoReturn:
     parser.add_argument("--ranks", type=int, default=1)
     arguments = parser.parse_args()
     write_log()
+    # With Python 3.14's default, numba makes a named semaphore, which the exit below would leave behind with a warning.
+    if multiprocessing.get_start_method() == "forkserver":
+        multiprocessing.set_start_method("spawn", force=True)
     folder, resume, trusted, placement = arguments.folder, arguments.resume, arguments.trust, ranks.SINGLE
     try:
         if arguments.ranks > 1:
