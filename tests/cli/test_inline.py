@@ -566,7 +566,7 @@ def test_a_worker_that_refuses_its_configuration_is_quoted_and_its_folder_delete
         (("config", "check", "ppo", "algo.gama=0.9"), 2, "did you mean 'algo.gamma'?"),
         (("config", "show", "nosuch"), 2, "unknown environment 'nosuch'"),
         (("check", "nosuch"), 2, "unknown environment 'nosuch'. All names: operant envs"),
-        (("check", "dmc_walker"), 2, "did you mean 'dmc_walker_run' or 'dmc_walker_walk'?"),
+        (("check", "dmc_walker"), 2, "'dmc_walker_run', 'dmc_walker_walk' or 'dmc_walker_stand'?"),
         (("check", "invaders"), 2, "did you mean 'minatar_space_invaders'?"),
         (("check", "configs/mine.toml"), 2, "configuration, not an environment. Train it: operant train --config conf"),
         (("check", "sac/half_cheetah"), 2, "Check it: operant config check sac/half_cheetah"),
