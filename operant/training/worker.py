@@ -514,7 +514,7 @@ def main() -> NoReturn:
     arguments = parser.parse_args()
     write_log()
     # With Python 3.14's default, numba makes a named semaphore, which the exit below would leave behind with a warning.
-    if multiprocessing.get_start_method() == "forkserver":
+    if multiprocessing.get_all_start_methods()[0] == "forkserver":
         multiprocessing.set_start_method("spawn", force=True)
     folder, resume, trusted, placement = arguments.folder, arguments.resume, arguments.trust, ranks.SINGLE
     try:
