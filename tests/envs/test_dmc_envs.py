@@ -106,7 +106,7 @@ class Steps:
 
 @pytest.mark.parametrize("name", by_name(NAMES, plain=SMALL))
 def test_steps_equal_dm_controls(name):
-    world = DeviceWorld(envs.find(name), STEPS, seed=1, every_final=True)
+    world = DeviceWorld(envs.find(name), STEPS, seed=1)
     steps = Steps(name, world.spec.model, world.spec.fields, STEPS)
     slot = world.slot()
     bound = world.bind(slot)
