@@ -25,7 +25,7 @@ TOP, BOTTOM, MIDDLE = range(3)
 class Cones:
     """Cost, force and Hessian of one contact with an elliptic friction cone, as device functions.
 
-    They take the scratch w, the contact k, its geom pair `pair`, and the place r of its residuals.
+    Arguments: the scratch w, the contact k, its geom pair `pair`, and the place r in w of its residuals (3, 4 or 6).
     """
 
     cost: Any  # (w, k, pair, r) -> cost
@@ -35,8 +35,15 @@ class Cones:
 
 
 def cones(m: Model, lay: Layout, contacts: Contacts, in_hessian: Any, real: Any) -> Cones:
-    """Make the device functions of a model's friction cones. `in_hessian(nv i + j)` is the offset of entry (i, j) of
-    the Hessian within the part `H` of the scratch; `real` is the scalar type.
+    """Make the device functions of the elliptic cones of a model's contacts, as of `mj_constraintUpdate_impl` (zones,
+    cost, force, Hessian) and `PrimalEval` (search direction).
+
+    They read a contact's D (kg), its residuals r (dims) and J (dims, chain) by the dofs of its pair, where dims is 3, 4
+    or 6: m/s^2 along the normal and two tangents, then rad/s^2 about the three. `along` reads also v, the change of r
+    by a whole step along the search direction. Costs are in N m/s^2, forces in N.
+
+    `in_hessian(nv i + j)`, i >= j, is the offset of entry (i, j) of the Hessian in the part "H" of the scratch; None
+    where `add_hessian` is not called. `real` is the scalar type.
     """
     CD, CR, CV, CJ = (lay.at[f"contact {name}"] for name in ("D", "r", "v", "J"))
     H = lay.at.get("H", 0)

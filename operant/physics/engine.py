@@ -219,7 +219,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
     X, nv = lay.at["qacc"], m.nv
     MEAN = lay.at["dqvel"] if m.opt_integrator == c.RK4 else X
     kept = lay.at.get("read qacc", -1)
-    PAIR, geoms, ropes = lay.at["contact pair"], len(pairs), 2 * (len(tethers) + len(ties))
+    PAIR, geoms, ropes = lay.at["contact pair"], len(pairs), 2 * len(tethers) + len(ties)
 
     @device
     def work():
@@ -258,7 +258,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
         if kept >= 0:
             for k in range(nv):
                 w[kept + k] = w[X + k]
-        # Rows of tendons at a limit and of equality constraints come before those of geoms.
+        # Rows of equality constraints and of tendons at a limit come before those of geoms.
         touching = found
         for k in range(min(found, ropes)):
             touching -= 1 if w[PAIR + k] >= geoms else 0

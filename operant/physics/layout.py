@@ -101,8 +101,10 @@ def plan(
     for name, count in parts:
         state.take(name, count)
 
-    # A limited tendon's sides, and those of an equality, take the place of contacts without friction.
-    room = _room(m, pairs, most) + 2 * (len(tethers) + len(ties))
+    # A limited tendon's sides, and an equality's row, take the place of contacts without friction.
+    frictionless = 2 * len(tethers) + len(ties)
+    touching = _room(m, pairs, most)
+    room = touching + frictionless
     rows = max((pair.condim for pair in pairs), default=1 if tethers or ties else 0)
     chain = max(
         [len(pair.dofs) for pair in pairs] + [len(entry.dofs) for entry in tethers] + [len(tie.dofs) for tie in ties],
@@ -170,7 +172,7 @@ def plan(
     before.take("tie", len(ties) * (3 + chain))
     before.take("found", 10 * (room + max(most, default=0)) if pairs else 0)
     dual = m.opt_solver == c.PGS
-    duals = min(losses + limits + room * max(1, 2 * (rows - 1)), DUALS) if dual else 0
+    duals = min(losses + limits + frictionless + touching * max(1, 2 * (rows - 1)), DUALS) if dual else 0
     if dual:
         # Rows are padded with zeros to whole blocks, and begin where vectors can be loaded.
         solver.size += -w.size % BLOCK

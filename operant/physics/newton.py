@@ -103,7 +103,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
     FR, FV = at["loss r"], at["loss v"]
     CPAIR, CD, CR, CV, CJ = (at[f"contact {name}"] for name in ("pair", "D", "r", "v", "J"))
     nv, rows, chain = m.nv, lay.rows, lay.chain
-    places, dofs, friction = contacts.places, contacts.dofs, contacts.friction
+    places, dofs, friction, free = contacts.places, contacts.dofs, contacts.friction, contacts.free
     zero, half, one, two = real(0.0), real(0.5), real(1.0), real(2.0)
     least = real(c.MINVAL)
     tolerance, iterations = real(m.opt_tolerance), int(m.opt_iterations)
@@ -159,7 +159,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
                 cost += cone_cost(w, k, pair, r)
                 continue
             if places(PLACES * pair + 5) == 1:
-                x = min(normal, zero)
+                x = normal if free(pair) else min(normal, zero)
                 cost += half * d * x * x
             for i in range(1, places(PLACES * pair + 5)):
                 slip = friction(w, pair, i) * w[r + i]
@@ -203,8 +203,9 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
                         w[FC + dofs(chain * pair + a)] += pull * w[row + a]
                 dims = 0
             if dims == 1:
-                push = -d * min(normal, zero)
-                states = states * 3 + (1 if normal < zero else 0)
+                active = free(pair) or normal < zero
+                push = -d * normal if active else zero
+                states = states * 3 + (1 if active else 0)
             for i in range(1, dims):
                 mu = friction(w, pair, i)
                 slip = mu * w[r + i]
@@ -264,7 +265,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
             # Edges n + mu t and n - mu t, each active or not: J' C J with C of an arrow's shape.
             both = zero
             if dims == 1:
-                both = d if normal < zero else zero
+                both = d if free(pair) or normal < zero else zero
             for i in range(1, dims):
                 mu = friction(w, pair, i)
                 slip = mu * w[r + i]
@@ -307,14 +308,16 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
                 w[CV + k * rows + i] = v
 
     @device
-    def add_row(x0, v, d, alpha, cost, slope, curvature):
-        """Return (cost, slope, curvature) with those of one row added, which pushes where x0 + alpha v < 0."""
+    def add_row(x0, v, d, both, alpha, cost, slope, curvature):
+        """Return (cost, slope, curvature) with those of one row added, which pushes where x0 + alpha v < 0, and pulls
+        elsewhere if it does `both`.
+        """
         x = x0 + alpha * v
         # cost relative to alpha = 0, as 1/2 d (x^2 - x0^2) without cancellation
-        if x < zero:
+        if both or x < zero:
             slope += d * x * v
             curvature += d * v * v
-            cost += half * d * (x - x0) * (x + x0) if x0 < zero else half * d * x * x
+            cost += half * d * (x - x0) * (x + x0) if both or x0 < zero else half * d * x * x
         elif x0 < zero:
             cost -= half * d * x0 * x0
         return cost, slope, curvature
@@ -342,7 +345,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
             else:
                 slope += -floss * v if x < zero else floss * v
         for k in range(nl):
-            cost, slope, curvature = add_row(w[LR + k], w[LV + k], w[LD + k], alpha, cost, slope, curvature)
+            cost, slope, curvature = add_row(w[LR + k], w[LV + k], w[LD + k], False, alpha, cost, slope, curvature)
         for k in range(nc):
             pair = int(w[CPAIR + k])
             r, v, d = CR + k * rows, CV + k * rows, w[CD + k]
@@ -351,12 +354,12 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
                 cost, slope, curvature = cost + more, slope + steeper, curvature + bend
                 continue
             if places(PLACES * pair + 5) == 1:
-                cost, slope, curvature = add_row(w[r], w[v], d, alpha, cost, slope, curvature)
+                cost, slope, curvature = add_row(w[r], w[v], d, free(pair), alpha, cost, slope, curvature)
             for i in range(1, places(PLACES * pair + 5)):
                 mu = friction(w, pair, i)
                 x, y = mu * w[r + i], mu * w[v + i]
-                cost, slope, curvature = add_row(w[r] + x, w[v] + y, d, alpha, cost, slope, curvature)
-                cost, slope, curvature = add_row(w[r] - x, w[v] - y, d, alpha, cost, slope, curvature)
+                cost, slope, curvature = add_row(w[r] + x, w[v] + y, d, False, alpha, cost, slope, curvature)
+                cost, slope, curvature = add_row(w[r] - x, w[v] - y, d, False, alpha, cost, slope, curvature)
         return cost, slope, curvature if curvature > zero else least
 
     @device_call

@@ -1,10 +1,14 @@
-"""Constraint rows of a lane: active limits of joints and tendons, and contacts, as device functions for one model.
+"""Constraint rows of a lane: active limits of joints and tendons, equality constraints, and contacts, as device
+functions for one model.
 
 Source: MuJoCo's documentation, "Computation: constraint model", and `engine_core_constraint.c`. A row has a Jacobian J,
 an inverse regularisation D = 1 / R, and a reference acceleration a*. What is stored of it is D, J and the residual
 r = J a - a* at two accelerations: the one of the last step (in "r") and the unconstrained one (in "v"), from which the
 solver begins. A contact is stored in its frame: one row along the normal, and one per dimension of friction; the edges
 of its pyramid are normal +- mu friction, and share one D. An elliptic cone's D is that of the normal.
+
+The list of contacts holds first the rows of equality constraints, which push and pull, in the order of the model; then
+the tendons at a limit, which push as contacts without friction do; then the contacts of geoms.
 """
 
 from __future__ import annotations
@@ -155,7 +159,7 @@ class Contacts:
         real: Any,
     ) -> None:
         self.room, self.rows, self.chain = lay.room, lay.rows, lay.chain
-        self.pairs, count = len(pairs), max(len(pairs) + len(tethers) + len(ties), 1)
+        self.pairs, self.tethers, count = len(pairs), len(tethers), max(len(pairs) + len(tethers) + len(ties), 1)
         kinds = sorted({pair.types(m) for pair in pairs})
         # Columns: pose of each geom, geom, kind, dimensions, dofs
         places = np.zeros((count, PLACES), int32)
@@ -199,8 +203,11 @@ class Contacts:
         self.places, self.dofs, self.signs, self.numbers = table(places), table(dofs), table(signs), table(numbers)
         self.friction = self._friction(lay, real)
         self.regularisation = self._regularisation(m, pairs, lay, real)
-        pull = self._binder(ties, len(tethers), self._puller(tethers, lay, real), lay, real)
-        self.find = self._finder(m, pairs, lay, [(k, functions[pair]) for k, pair in enumerate(kinds)], pull, real)
+        self.ties, self.free = len(ties), self._free(len(pairs) + len(tethers), bool(ties))
+        write = self._writer(lay, real)
+        tie_rows, tether_rows = self._tie_rows(ties, write, lay, real), self._tether_rows(tethers, write, lay, real)
+        kinds_of_pairs = [(k, functions[pair]) for k, pair in enumerate(kinds)]
+        self.find = self._finder(m, pairs, lay, kinds_of_pairs, tie_rows, tether_rows, real)
 
     def _friction(self, lay: Layout, real: Any) -> Any:
         """Make the device function (w, pair, i) that returns the coefficient of friction of a pair along dimension i,
@@ -245,96 +252,130 @@ class Contacts:
 
         return scaled if "scale friction" in lay.at or "lighter body" in lay.at else constant
 
-    def _puller(self, tethers: Sequence[Tether], lay: Layout, real: Any) -> Any:
-        """Make the device function (w) that writes the rows of tendons at a limit and returns their number."""
-        if not tethers:
+    def _free(self, first: int, some: bool) -> Any:
+        """Make the device function (pair) that returns whether the row of an entry of the tables pushes and pulls, as
+        that of an equality constraint does: `first` is the first such entry, if there are `some`.
+        """
+
+        @device
+        def free(pair):
+            return some and pair >= first
+
+        return free
+
+    def _writer(self, lay: Layout, real: Any) -> Any:
+        """Make the device function (w, n, entry, at, sign, weight, d, push) that writes row n, one without friction, of
+        an entry of the tables: J = sign (w[at], w[at + 1], ...) by the entry's dofs; D = 1 / R for the impedance d,
+        where `weight` approximates the diagonal of J M^-1 J'; and the residuals J a - a* for a* = -B J v - push, with B
+        the entry's damping, at the last acceleration and at the unconstrained one.
+        """
+        places, dofs, numbers, rows, chain = self.places, self.dofs, self.numbers, lay.rows, lay.chain
+        zero, one, least = real(0.0), real(1.0), real(c.MINVAL)
+        QVEL, WARM, SMOOTH = (lay.at[name] for name in ("qvel", "warm", "qacc_smooth"))
+        PAIR, D, R, V, J = (lay.at[f"contact {name}"] for name in ("pair", "D", "r", "v", "J"))
+
+        @device
+        def write(w, n, entry, at, sign, weight, d, push):
+            w[PAIR + n] = real(entry)
+            w[D + n] = one / max(least, (one - d) / d * weight)
+            speed, warm, smooth = zero, zero, zero
+            for i in range(places(PLACES * entry + 6)):
+                j, dof = sign * w[at + i], dofs(chain * entry + i)
+                w[J + n * rows * chain + i] = j
+                speed += j * w[QVEL + dof]
+                warm += j * w[WARM + dof]
+                smooth += j * w[SMOOTH + dof]
+            reference = -numbers(NUMBERS * entry + 8) * speed - push
+            w[R + n * rows], w[V + n * rows] = warm - reference, smooth - reference
+
+        return write
+
+    def _tie_rows(self, ties: Sequence[Tie], write: Any, lay: Layout, real: Any) -> Any:
+        """Make the device function (w) that writes one row for each of `ties`, the first rows of the list, and returns
+        their number. a* = -B J v - K d r - dJ/dt v (MuJoCo's documentation, "Computation: constraint model",
+        "Equality"; `mj_instantiateEquality`).
+
+        Reads the part "tie" of the scratch, 3 + chain numbers for each: residual r (m, or rad), the violation of the
+        whole constraint, from which the impedance d follows, dJ/dt v, and J.
+        """
+        if not ties:
 
             @device
             def none(w):
                 return 0
 
             return none
-        places, dofs, numbers = self.places, self.dofs, self.numbers
-        curve = impedance(real, [entry.solimp[4] for entry in tethers], numbers)
-        count, first, rows, chain = len(tethers), self.pairs, lay.rows, lay.chain
-        zero, one, least = real(0.0), real(1.0), real(c.MINVAL)
-        lighter = added(lay, "lighter tether", real)
-        TETHER, QVEL, WARM, SMOOTH = (lay.at[name] for name in ("tether", "qvel", "warm", "qacc_smooth"))
-        PAIR, D, R, V, J = (lay.at[f"contact {name}"] for name in ("pair", "D", "r", "v", "J"))
+        numbers = self.numbers
+        curve = impedance(real, [tie.solimp[4] for tie in ties], numbers)
+        count, first, width = len(ties), self.pairs + self.tethers, 3 + lay.chain
+        one, TIE = real(1.0), lay.at["tie"]
 
-        @device_call
-        def pull(w):
-            n = 0
+        @device
+        def tie_rows(w):
             for k in range(count):
-                at, row = TETHER + (1 + chain) * k, first + k
+                at, entry = TIE + width * k, first + k
+                d = curve(w[at + 1], NUMBERS * entry + 9)
+                push = numbers(NUMBERS * entry + 7) * d * w[at] + w[at + 2]
+                write(w, k, entry, at + 3, one, numbers(NUMBERS * entry + 16), d, push)
+            return count
+
+        return tie_rows
+
+    def _tether_rows(self, tethers: Sequence[Tether], write: Any, lay: Layout, real: Any) -> Any:
+        """Make the device function (w, n) that writes, from row n on, a row for each side of a limited tendon that is
+        within its margin (m) of the limit, and returns the number of rows so far. J is that of the length at the lower
+        limit, its negative at the upper (`mj_instantiateLimit`).
+
+        Reads the part "tether" of the scratch, 1 + chain numbers for each: length (m, or rad) and J.
+        """
+        if not tethers:
+
+            @device
+            def none(w, n):
+                return n
+
+            return none
+        numbers = self.numbers
+        curve = impedance(real, [entry.solimp[4] for entry in tethers], numbers)
+        count, first, width = len(tethers), self.pairs, 1 + lay.chain
+        one, lighter, TETHER = real(1.0), added(lay, "lighter tether", real), lay.at["tether"]
+
+        @device
+        def tether_rows(w, n):
+            for k in range(count):
+                at, entry = TETHER + width * k, first + k
                 for side in range(2):
-                    low, high = numbers(NUMBERS * row + 2), numbers(NUMBERS * row + 3)
+                    low, high = numbers(NUMBERS * entry + 2), numbers(NUMBERS * entry + 3)
                     distance = w[at] - low if side == 0 else high - w[at]
-                    if distance < numbers(NUMBERS * row):
-                        # J = dl / dq at the lower limit, -dl / dq at the upper;  a* = -B v - K d r
-                        sign = one if side == 0 else -one
-                        r = distance - numbers(NUMBERS * row)
-                        d = curve(r, NUMBERS * row + 9)
-                        w[PAIR + n] = real(row)
-                        w[D + n] = one / max(least, (one - d) / d * (numbers(NUMBERS * row + 16) + lighter(w, k)))
-                        speed, warm, smooth = zero, zero, zero
-                        for i in range(places(PLACES * row + 6)):
-                            j, dof = sign * w[at + 1 + i], dofs(chain * row + i)
-                            w[J + n * rows * chain + i] = j
-                            speed += j * w[QVEL + dof]
-                            warm += j * w[WARM + dof]
-                            smooth += j * w[SMOOTH + dof]
-                        stiffness, damping = numbers(NUMBERS * row + 7), numbers(NUMBERS * row + 8)
-                        reference = -damping * speed - stiffness * d * r
-                        w[R + n * rows], w[V + n * rows] = warm - reference, smooth - reference
+                    if distance < numbers(NUMBERS * entry):
+                        r = distance - numbers(NUMBERS * entry)
+                        d = curve(r, NUMBERS * entry + 9)
+                        weight = numbers(NUMBERS * entry + 16) + lighter(w, k)
+                        push = numbers(NUMBERS * entry + 7) * d * r
+                        write(w, n, entry, at + 1, one if side == 0 else -one, weight, d, push)
                         n += 1
             return n
 
-        return pull
+        return tether_rows
 
-    def _binder(self, ties: Sequence[Tie], tethers: int, pull: Any, lay: Layout, real: Any) -> Any:
-        """Make the device function (w) that writes the rows of equality constraints after those that `pull` writes and
-        returns the number of both. A row that pushes and pulls is two that push, as
-        D r^2 = D min(r, 0)^2 + D min(-r, 0)^2.
-        """
-        if not ties:
-            return pull
-        places, dofs, numbers = self.places, self.dofs, self.numbers
-        curve = impedance(real, [tie.solimp[4] for tie in ties], numbers)
-        count, first, rows, chain = len(ties), self.pairs + tethers, lay.rows, lay.chain
-        zero, one, least = real(0.0), real(1.0), real(c.MINVAL)
-        TIE, QVEL, WARM, SMOOTH = (lay.at[name] for name in ("tie", "qvel", "warm", "qacc_smooth"))
-        PAIR, D, R, V, J = (lay.at[f"contact {name}"] for name in ("pair", "D", "r", "v", "J"))
+    def _finder(
+        self,
+        m: Model,
+        pairs: Sequence[Pair],
+        lay: Layout,
+        kinds: Sequence[Any],
+        tie_rows: Any,
+        tether_rows: Any,
+        real: Any,
+    ) -> Any:
+        """Make the device function (w) that writes the rows of the list of contacts and returns their number."""
 
         @device_call
-        def bind(w):
-            n = pull(w)
-            for k in range(count):
-                at, row = TIE + (3 + chain) * k, first + k
-                d = curve(w[at + 1], NUMBERS * row + 9)
-                for side in range(2):
-                    sign = one if side == 0 else -one
-                    w[PAIR + n] = real(row)
-                    w[D + n] = one / max(least, (one - d) / d * numbers(NUMBERS * row + 16))
-                    speed, warm, smooth = zero, zero, zero
-                    for i in range(places(PLACES * row + 6)):
-                        j, dof = sign * w[at + 3 + i], dofs(chain * row + i)
-                        w[J + n * rows * chain + i] = j
-                        speed += j * w[QVEL + dof]
-                        warm += j * w[WARM + dof]
-                        smooth += j * w[SMOOTH + dof]
-                    # a* = -B v - K d r - dJ/dt v
-                    stiffness, damping = numbers(NUMBERS * row + 7), numbers(NUMBERS * row + 8)
-                    reference = -damping * speed - sign * (stiffness * d * w[at] + w[at + 2])
-                    w[R + n * rows], w[V + n * rows] = warm - reference, smooth - reference
-                    n += 1
-            return n
+        def without_geoms(w):
+            return tether_rows(w, tie_rows(w))
 
-        return bind
-
-    def _finder(self, m: Model, pairs: Sequence[Pair], lay: Layout, kinds: Sequence[Any], pull: Any, real: Any) -> Any:
         if not pairs:
-            return pull
+            return without_geoms
         places, dofs, signs, numbers = self.places, self.dofs, self.signs, self.numbers
         regularisation = self.regularisation
         sizes, bounds = m.geom_size.ravel().astype(real), table(m.geom_rbound.astype(real))
@@ -456,8 +497,8 @@ class Contacts:
         @device_call
         def find(w):
             # All contacts before their rows: on a GPU, lanes then write the rows of their n-th contact together.
-            tethered = pull(w)
-            n = tethered
+            others = without_geoms(w)
+            n = others
             for k in range(count):
                 if near(w, k):
                     at, reach, margin = PLACES * k, numbers(NUMBERS * k + 1), numbers(NUMBERS * k + 0)
@@ -473,7 +514,7 @@ class Contacts:
                                 n += 1
                             else:
                                 w[LOST] += one
-            for k in range(tethered, n):
+            for k in range(others, n):
                 write(w, int(w[PAIR + k]), FOUND + 10 * k, k)
             return n
 
