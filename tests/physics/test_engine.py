@@ -20,6 +20,15 @@ from operant.physics.constants import EULER, IMPLICITFAST
 from operant.physics.layout import SCALES
 from operant.physics.trace import Tape, needed, sin
 
+
+def errors_in_both(text, option, count=400):
+    """Errors of steps of a model, whose text leaves its {option} open: in float64, and their medians in float32, by
+    quantity (qpos, qvel, qacc).
+    """
+    text = text.format(option=option)
+    return parity.step_errors(text, float64, count), np.median(parity.step_errors(text, float32, count).values, axis=0)
+
+
 BALLS = """
 <mujoco>
   <option timestep="0.005" integrator="RK4" density="20" viscosity="0.3"/>
@@ -331,7 +340,7 @@ def test_joints_tendons_actuators_and_fluids_are_mujocos_to_rounding():
 
 SWIMMERS = """
 <mujoco>
-  <option timestep="0.004" density="900" viscosity="0.2" wind="0.3 -0.2 0.1" integrator="INTEGRATOR"/>
+  <option timestep="0.004" density="900" viscosity="0.2" wind="0.3 -0.2 0.1" {option}/>
   <default>
     <geom density="1100" contype="0" conaffinity="0" fluidshape="ellipsoid"/>
     <joint damping="0.05"/>
@@ -368,11 +377,9 @@ SWIMMERS = """
 @pytest.mark.slow
 @pytest.mark.parametrize("integrator", ["Euler", "RK4", "implicitfast"])
 def test_ellipsoids_in_a_fluid_are_mujocos_to_rounding(integrator):
-    text = SWIMMERS.replace("INTEGRATOR", integrator)
-    errors = parity.step_errors(text, float64, 400)
+    errors, single = errors_in_both(SWIMMERS, f'integrator="{integrator}"')
     assert len(errors.values) > 300, "states that MuJoCo leaves within bounds"
     assert errors.values.max() < 1e-10
-    single = np.median(parity.step_errors(text, float32, 400).values, axis=0)
     assert single[:2].max() < 1e-6 and single.max() < 1e-5
 
 
@@ -411,19 +418,18 @@ LOOSE = """
     ids=["quadruped", "loose bodies", "balls"],
 )
 def test_a_step_by_implicitfast_is_mujocos_to_rounding(text, contacts):
-    errors = parity.step_errors(text, float64, 600)
+    errors, single = errors_in_both(text, "", 600)
     assert errors.values.max() < 1e-10
     assert len(errors.values) > 500 and errors.lost == 0
     assert errors.contacts >= contacts
-    assert np.median(parity.step_errors(text, float32, 600).values, axis=0)[:2].max() < 1e-6
+    assert single[:2].max() < 1e-6
 
 
 @pytest.mark.slow
 def test_a_step_of_a_robot_of_thirty_joints_is_mujocos_to_rounding():
-    errors = parity.step_errors("robot30", float64, 600)
+    errors, single = errors_in_both("robot30", "", 600)
     assert errors.values.max() < 1e-10
     assert errors.contacts > 20 and errors.lost == 0
-    single = np.median(parity.step_errors("robot30", float32, 600).values, axis=0)
     assert single[0] < 1e-6 and single.max() < 5e-6
 
 
@@ -525,7 +531,7 @@ def test_quantities_that_are_read_are_mujocos_after_a_step(name):
 
 LOOPS = """
 <mujoco>
-  <option timestep="0.004" INTEGRATOR/>
+  <option timestep="0.004" {option}/>
   <default><geom contype="0"/><joint damping="0.1"/></default>
   <worldbody>
     <geom type="plane" size="5 5 1" contype="1"/>
@@ -581,14 +587,13 @@ LOOPS = """
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ['integrator="implicitfast"', 'cone="elliptic"', 'integrator="RK4"'])
 def test_a_step_with_equality_constraints_is_mujocos_to_rounding(options):
-    text = LOOPS.replace("INTEGRATOR", options)
-    errors = parity.step_errors(text, float64, 400)
+    errors, single = errors_in_both(LOOPS, options)
     assert errors.rows > 30 and errors.contacts > 2 and errors.lost == 0
     assert len(errors.values) > 350
     # Elliptic: 7 of 398 states beyond 1e-10; with a smaller tolerance fewer: the solver stops elsewhere.
     assert np.quantile(errors.values.max(axis=1), 0.97) < 1e-10
     assert errors.values.max() < (1e-6 if "elliptic" in options else 1e-10)
-    assert np.median(parity.step_errors(text, float32, 400).values, axis=0).max() < 5e-6
+    assert single.max() < 5e-6
 
 
 FREE_MOTION = {
@@ -666,8 +671,8 @@ def test_an_element_that_is_not_covered_is_named():
     with pytest.raises(OperantError, match=r"elliptic friction cones under PGS.*gymnasium.Env"):
         Model.from_mjcf('<mujoco><option cone="elliptic" solver="PGS"/></mujoco>')
     with pytest.raises(OperantError, match=r"equality constraints under PGS \(Newton covers them\)"):
-        Model.from_mjcf(LOOPS.replace("INTEGRATOR", 'solver="PGS"'))
-    loops = Model.from_mjcf(LOOPS.replace("INTEGRATOR", ""))
+        Model.from_mjcf(LOOPS.format(option='solver="PGS"'))
+    loops = Model.from_mjcf(LOOPS.format(option=""))
     with pytest.raises(OperantError, match="does not keep cfrc_ext"):
         build(loops, reads=("cfrc_ext",))
     with pytest.raises(OperantError, match="does not scale masses and armature"):
