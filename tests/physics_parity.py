@@ -24,12 +24,15 @@ ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 
 @dataclass
 class Errors:
-    """Relative errors of qpos, qvel and qacc, (states, 3); most rows, contacts and lost contacts of a state."""
+    """Relative errors of qpos, qvel and qacc, (states, 3); most rows and contacts of a state; states that lost
+    contacts; and the partitions into islands that occurred, as the island of each tree, or -1.
+    """
 
     values: np.ndarray
     rows: int
     contacts: int
     lost: int
+    islands: set[tuple[int, ...]]
 
 
 def source(name: str) -> Path:
@@ -190,7 +193,7 @@ def step_errors(name: str, real: Any, count: int, seed: int = 0, integrator: int
     d = mujoco.MjData(m)
     engine = build(Model.from_compiled(m), real)
     run, s = stepper(engine), np.zeros(engine.fields, real)
-    found, rows, contacts, lost = [], 0, 0, 0
+    found, rows, contacts, lost, islands = [], 0, 0, 0, set()
     for ctrl in states(m, d, count, np.random.default_rng(seed)):
         put(engine, s, d)
         # MuJoCo starts from the same rounded state.
@@ -199,6 +202,7 @@ def step_errors(name: str, real: Any, count: int, seed: int = 0, integrator: int
         run(s, ctrl.astype(real), 1)
         mujoco.mj_step(m, d)
         rows, contacts = max(rows, d.nefc), max(contacts, d.ncon)
+        islands.add(tuple(d.tree_island.tolist()))
         if s[engine.LOST] > 0:
             lost += 1
             continue
@@ -210,4 +214,4 @@ def step_errors(name: str, real: Any, count: int, seed: int = 0, integrator: int
                 for at, x in ((engine.QPOS, d.qpos), (engine.QVEL, d.qvel), (engine.WARM, d.qacc_warmstart))
             ]
         )
-    return Errors(np.array(found), rows, contacts, lost)
+    return Errors(np.array(found), rows, contacts, lost, islands)

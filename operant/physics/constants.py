@@ -18,10 +18,12 @@ PYRAMIDAL, ELLIPTIC = range(2)  # mjtCone
 MAXVAL = 1e10  # mjMAXVAL: greatest number of a state
 MINVAL = 1e-15  # mjMINVAL: least denominator
 MINMU = 1e-5  # mjMINMU: least friction coefficient
+MOST_TREES = 62  # of a model: the solvers keep its islands as bits of an int64
 MINIMP, MAXIMP = 0.0001, 0.9999  # least and greatest impedance
 
 # mjtDisableBit
 (
     NO_CONSTRAINT, NO_EQUALITY, NO_FRICTIONLOSS, NO_LIMIT, NO_CONTACT, NO_SPRING, NO_DAMPER, NO_GRAVITY, NO_CLAMPCTRL,
     NO_WARMSTART, NO_FILTERPARENT, NO_ACTUATION, NO_REFSAFE, NO_SENSOR, NO_MIDPHASE, NO_EULERDAMP, NO_AUTORESET,
-) = (1 << k for k in range(17))  # fmt: skip
+    NO_NATIVECCD, NO_ISLAND,
+) = (1 << k for k in range(19))  # fmt: skip

@@ -181,8 +181,11 @@ def plan(
         solver.take("dual Y", padded * -(-m.nv // BLOCK) * BLOCK)
         for name in ("b", "f", "before", "momentum"):
             solver.take(f"dual {name}", padded)
+        solver.take("dual member", padded if m.ntree > 1 else 0)
     for name in ("grad", "search"):
         solver.take(name, m.nv)
+    solver.take("island", m.ntree if m.ntree > 1 else 0)
+    solver.take("island scale", max(m.ntree, 1))
     if not dual:
         solver.take("H", len(hessian.places))
         for name in ("Mv", "Ma"):

@@ -6,6 +6,9 @@ documentation, "Computation: solver parameters", "Newton"). Warm start, stopping
 `engine_solver.c` (`mj_solPrimal`, `PrimalSearch`), so that a result in float64 is MuJoCo's to rounding. In float32 two
 rules stop where rounding hides further progress: the line search at a slope below 3e-6 of the first, the iteration
 where a full step changes no row's state (the problem is quadratic there, and solved).
+
+The step length and the end of the iteration are separate for each island of constraints. The islands that have not
+converged iterate together: one factorisation of the Hessian, which is block-diagonal by islands, serves all.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ from numpy import float32, int32
 from operant.compute.device import device, device_call
 from operant.physics import constants as c
 from operant.physics.cones import MIDDLE, cones
+from operant.physics.islands import Islands
 from operant.physics.layout import Layout
 from operant.physics.model import Model
 from operant.physics.pairs import safe_solimp, safe_solref, stiffness_damping
 from operant.physics.rows import PLACES, Contacts, impedance_numbers
 from operant.physics.sparse import Pattern
 from operant.physics.tables import table
-from operant.physics.trees import scale_of_trees
 
 
 def loss_numbers(m: Model) -> np.ndarray:
@@ -115,9 +118,11 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
     loss = DryFriction(m, lay, real)
     nf, loss_dof, loss_d, loss_bound = loss.count, loss.dof, loss.d, loss.bound
     loss_force, loss_damping = loss.floss, loss.damping
+    islands = Islands(m, lay, hessian, contacts, loss_dof, nf, real)
+    most, find_islands, scale_of = islands.most, islands.find, islands.scale
+    holds, holds_contact = islands.holds, islands.holds_contact
 
     # Places of pairs of dofs in H, places of M's entries in H
-    trees = int(m.ntree)
     pairs_of_dofs = np.zeros((nv, nv), int32)
     for (i, j), place in hessian.places.items():
         pairs_of_dofs[i, j] = place
@@ -226,22 +231,24 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
         return states * 2 + curved if elliptic else states
 
     @device_call
-    def gradient(w):
-        """Write the gradient (nv), M a - f_smooth - f_constraint. Returns its squared length."""
+    def gradient(w, island):
+        """Write the gradient, M a - f_smooth - f_constraint, of the dofs of an island. Returns its length, scaled."""
         total = zero
         for i in range(nv):
-            g = w[MA + i] - w[QS + i] - w[FC + i]
-            w[GRAD + i] = g
-            total += g * g
-        return total
+            if holds(w, island, i):
+                g = w[MA + i] - w[QS + i] - w[FC + i]
+                w[GRAD + i] = g
+                total += g * g
+        return scale_of(w, island) * math.sqrt(total)
 
     @device
-    def decrement(w):
-        """1/2 grad . search, at least 0."""
+    def decrement(w, island):
+        """1/2 grad . search over the dofs of an island, at least 0, scaled."""
         total = zero
         for i in range(nv):
-            total += w[GRAD + i] * w[SEARCH + i]
-        return max(half * total, zero)
+            if holds(w, island, i):
+                total += w[GRAD + i] * w[SEARCH + i]
+        return scale_of(w, island) * max(half * total, zero)
 
     @device_call
     def build_hessian(w, nl, nc):
@@ -323,14 +330,16 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
         return cost, slope, curvature
 
     @device_call
-    def evaluate(w, nl, nc, alpha, linear, quadratic):
+    def evaluate(w, nl, nc, island, alpha, linear, quadratic):
         """Return (cost relative to alpha = 0, slope, curvature) at step alpha along the search direction, three
-        numbers.
+        numbers, for the rows of an island.
         """
         cost = alpha * (alpha * quadratic + linear)
         slope = two * alpha * quadratic + linear
         curvature = two * quadratic
         for k in range(nf):
+            if not holds(w, island, loss_dof(k)):
+                continue
             x0, v, d, bound, floss = (
                 w[FR + k], w[FV + k], loss_d(w, k), loss_bound(w, k), loss_force(k)
             )  # fmt: skip
@@ -345,9 +354,13 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
             else:
                 slope += -floss * v if x < zero else floss * v
         for k in range(nl):
+            if not holds(w, island, int(abs(w[LDOF + k])) - 1):
+                continue
             cost, slope, curvature = add_row(w[LR + k], w[LV + k], w[LD + k], False, alpha, cost, slope, curvature)
         for k in range(nc):
             pair = int(w[CPAIR + k])
+            if not holds_contact(w, island, pair):
+                continue
             r, v, d = CR + k * rows, CV + k * rows, w[CD + k]
             if elliptic and places(PLACES * pair + 5) > 1:
                 more, steeper, bend = cone_along(w, k, pair, alpha)
@@ -363,32 +376,31 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
         return cost, slope, curvature if curvature > zero else least
 
     @device_call
-    def line_search(w, nl, nc, scale):
-        """Return (step alpha along the search direction, decrease of the cost by it), both 0 without one
+    def line_search(w, nl, nc, island):
+        """Return (step alpha of an island along the search direction, decrease of the cost by it), both 0 without one
         (`PrimalSearch`).
         """
         length = zero
         linear = zero
         quadratic = zero
-        times_search(w)
         for i in range(nv):
-            s = w[SEARCH + i]
-            length += s * s
-            linear += s * (w[MA + i] - w[QS + i])
-            quadratic += s * w[MV + i]
+            if holds(w, island, i):
+                s = w[SEARCH + i]
+                length += s * s
+                linear += s * (w[MA + i] - w[QS + i])
+                quadratic += s * w[MV + i]
         length = math.sqrt(length)
         if length < least:
             return zero, zero
         quadratic = half * quadratic
-        along_search(w, nl, nc)
 
         # One Newton step from 0
-        _, slope, curvature = evaluate(w, nl, nc, zero, linear, quadratic)
-        flat = search_tolerance * length / scale
+        _, slope, curvature = evaluate(w, nl, nc, island, zero, linear, quadratic)
+        flat = search_tolerance * length / scale_of(w, island)
         if single:
             flat = max(flat, noise * abs(slope))
         a1 = -slope / curvature
-        c1, s1, k1 = evaluate(w, nl, nc, a1, linear, quadratic)
+        c1, s1, k1 = evaluate(w, nl, nc, island, a1, linear, quadratic)
         if abs(s1) < flat and (a1 == zero or c1 < zero):
             return a1, -c1
         evaluations = 2
@@ -399,7 +411,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
         while s1 * direction <= -flat and evaluations < searches:
             a2, c2, s2, k2 = a1, c1, s1, k1
             a1 -= s1 / k1
-            c1, s1, k1 = evaluate(w, nl, nc, a1, linear, quadratic)
+            c1, s1, k1 = evaluate(w, nl, nc, island, a1, linear, quadratic)
             evaluations += 1
             if abs(s1) < flat and c1 < zero:
                 return a1, -c1
@@ -409,11 +421,11 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
         # Between the two: Newton steps from both ends and the midpoint
         n2, nc2, ns2, nk2 = a1, c1, s1, k1
         n1 = a1 - s1 / k1
-        nc1, ns1, nk1 = evaluate(w, nl, nc, n1, linear, quadratic)
+        nc1, ns1, nk1 = evaluate(w, nl, nc, island, n1, linear, quadratic)
         evaluations += 1
         while evaluations < searches:
             middle = half * (a1 + a2)
-            cm, sm, km = evaluate(w, nl, nc, middle, linear, quadratic)
+            cm, sm, km = evaluate(w, nl, nc, island, middle, linear, quadratic)
             evaluations += 1
             best, best_cost = -1, zero
             if abs(ns1) < flat:
@@ -439,11 +451,11 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
                     a2, c2, s2, k2, moved2 = a, e, s, k, True
             if moved1:
                 n1 = a1 - s1 / k1
-                nc1, ns1, nk1 = evaluate(w, nl, nc, n1, linear, quadratic)
+                nc1, ns1, nk1 = evaluate(w, nl, nc, island, n1, linear, quadratic)
                 evaluations += 1
             if moved2:
                 n2 = a2 - s2 / k2
-                nc2, ns2, nk2 = evaluate(w, nl, nc, n2, linear, quadratic)
+                nc2, ns2, nk2 = evaluate(w, nl, nc, island, n2, linear, quadratic)
                 evaluations += 1
             if not moved1 and not moved2:
                 return middle, -cm
@@ -454,19 +466,25 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
         return zero, zero
 
     @device_call
-    def advance(w, nl, nc, alpha):
-        """Add alpha times their changes along the search direction to acceleration, M a and residuals, in place."""
+    def advance(w, nl, nc, island, alpha):
+        """Add alpha times their changes along the search direction to acceleration, M a and residuals of an island, in
+        place.
+        """
         for i in range(nv):
-            w[X + i] += alpha * w[SEARCH + i]
-            w[MA + i] += alpha * w[MV + i]
+            if holds(w, island, i):
+                w[X + i] += alpha * w[SEARCH + i]
+                w[MA + i] += alpha * w[MV + i]
         for k in range(nf):
-            w[FR + k] += alpha * w[FV + k]
+            if holds(w, island, loss_dof(k)):
+                w[FR + k] += alpha * w[FV + k]
         for k in range(nl):
-            w[LR + k] += alpha * w[LV + k]
+            if holds(w, island, int(abs(w[LDOF + k])) - 1):
+                w[LR + k] += alpha * w[LV + k]
         for k in range(nc):
             pair = int(w[CPAIR + k])
-            for i in range(places(PLACES * pair + 5)):
-                w[CR + k * rows + i] += alpha * w[CV + k * rows + i]
+            if holds_contact(w, island, pair):
+                for i in range(places(PLACES * pair + 5)):
+                    w[CR + k * rows + i] += alpha * w[CV + k * rows + i]
 
     @device_call
     def begin(w, nl, nc):
@@ -495,46 +513,70 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
             for k in range(nc * rows):
                 w[CR + k] = w[CV + k]
 
-    scale_of = scale_of_trees(m, lay, hessian, contacts, loss_dof, nf, real)
-
     @device_call
     def minimise(w, nl, nc):
+        """Iterate from the warm start until every island has converged. Sets of islands are bits of an integer."""
         begin(w, nl, nc)
-        scale = scale_of(w, nl, nc)
-        if trees > 1:
+        found, steep = find_islands(w, nl, nc), 0
+        if most > 1:
             times_x(w)
+            for i in range(nv):
+                w[GRAD + i] = zero
         states = forces(w, nl, nc)
-        steep = scale * math.sqrt(gradient(w)) >= tolerance
-        if not steep:
+        for island in range(most):
+            if found >> island & 1 and gradient(w, island) >= tolerance:
+                steep |= 1 << island
+        active = found
+        if steep != found:
             solve_mass(w)
-            if scale * decrement(w) < tolerance:
-                return
+            for island in range(most):
+                if (found & ~steep) >> island & 1 and decrement(w, island) < tolerance:
+                    active ^= 1 << island
+        if active == 0:
+            return
         build_hessian(w, nl, nc)
         factor(w)
         solve(w)
-        if not steep and scale * decrement(w) < tolerance:
-            return
+        for island in range(most):
+            if (active & ~steep) >> island & 1 and decrement(w, island) < tolerance:
+                active ^= 1 << island
         for _ in range(iterations):
+            if active == 0:
+                return
             for i in range(nv):
                 w[SEARCH + i] = -w[SEARCH + i]
-            alpha, improvement = line_search(w, nl, nc, scale)
-            if alpha == zero:
+            times_search(w)
+            along_search(w, nl, nc)
+            # One step of each active island; an island without a step, or with little improvement, has converged.
+            moved, full = 0, 0
+            for island in range(most):
+                if active >> island & 1:
+                    alpha, improvement = line_search(w, nl, nc, island)
+                    improvement = scale_of(w, island) * improvement
+                    if alpha != zero:
+                        advance(w, nl, nc, island, alpha)
+                        moved |= 1 << island
+                        full |= (1 if abs(alpha - one) < real(1e-3) else 0) << island
+                    if alpha == zero or (improvement > zero and improvement < tolerance):
+                        active ^= 1 << island
+            if moved == 0:
                 return
-            advance(w, nl, nc, alpha)
             before, states = states, forces(w, nl, nc)
-            length = scale * math.sqrt(gradient(w))
-            improvement = scale * improvement
-            if (improvement > zero and improvement < tolerance) or length < tolerance:
-                return
+            for island in range(most):
+                if active >> island & 1 and gradient(w, island) < tolerance:
+                    active ^= 1 << island
             curved = elliptic and states % 2 == 1
-            if single and states == before and not curved and abs(alpha - one) < real(1e-3):
+            if single and states == before and not curved:
+                active &= ~full
+            if active == 0:
                 return
             if states != before or curved:
                 build_hessian(w, nl, nc)
                 factor(w)
             solve(w)
-            if scale * decrement(w) < tolerance:
-                return
+            for island in range(most):
+                if active >> island & 1 and decrement(w, island) < tolerance:
+                    active ^= 1 << island
 
     @device
     def constrain(w, nl, nc):

@@ -1,10 +1,12 @@
 """Projected Gauss-Seidel for the dual of the constraint problem, as device functions for one model.
 
-Minimises 1/2 f' (A + R) f + f' b over forces f, A = J M^-1 J', b = J a_smooth - a*, within f >= 0 for a row that pushes
-and |f| <= floss for dry friction (MuJoCo's documentation, "Computation: solver parameters", "PGS"). One row after the
-other in shuffled order, with Nesterov momentum that restarts where it opposes the correction, as `engine_solver.c`
-(`solPGS`) does from version 4.0. Rows here are the edges of a contact's pyramid. The iteration stops where a sweep
-lowers the cost by less than the tolerance, scaled by 1 / sum of M's diagonal as Newton's.
+Minimises 1/2 f' (A + R) f + f' b over forces f, A = J M^-1 J', b = J a_smooth - a*, within f >= 0 for a row that
+pushes, |f| <= floss for dry friction, and without a bound for an equality constraint (MuJoCo's documentation,
+"Computation: solver parameters", "PGS"). One row after the other in shuffled order, with Nesterov momentum that
+restarts where it opposes the correction, as `engine_solver.c` (`solPGS`) does from version 4.0. Rows here are, in
+MuJoCo's order, those of equality constraints, dry friction, limits, and the edges of contacts' pyramids. The iteration
+is separate for each island of constraints. It stops where a sweep lowers the cost by less than the tolerance, scaled as
+Newton's.
 
 A + R is stored for the rows that are active; contacts beyond its room are counted as lost. A GPU waits for memory, not
 for arithmetic: so a row is padded with zeros to blocks of BLOCK numbers, which are loaded together, and the shuffled
@@ -20,6 +22,7 @@ import numpy as np
 
 from operant.compute.device import device, device_call
 from operant.physics import constants as c
+from operant.physics.islands import Islands
 from operant.physics.layout import BLOCK, Layout
 from operant.physics.local import part
 from operant.physics.model import Model
@@ -27,7 +30,6 @@ from operant.physics.newton import DryFriction
 from operant.physics.rows import PLACES, Contacts
 from operant.physics.sparse import Pattern
 from operant.physics.tables import table
-from operant.physics.trees import scale_of_trees
 
 PACKED = 8  # rows in an entry of the table of orders
 
@@ -71,9 +73,11 @@ def pgs(
     LDOF, LD, LR, LV = (at[f"limit {name}"] for name in ("dof", "D", "r", "v"))
     CPAIR, CD, CR, CV, CJ = (at[f"contact {name}"] for name in ("pair", "D", "r", "v", "J"))
     A, Y, B, FORCE, BEFORE, MOMENTUM = (at[f"dual {name}"] for name in ("A", "Y", "b", "f", "before", "momentum"))
+    MEMBER = at["dual member"]
     nv, rows, chain, room = m.nv, lay.rows, lay.chain, lay.duals
     width = -(-nv // BLOCK) * BLOCK
-    places, dofs, friction = contacts.places, contacts.dofs, contacts.friction
+    places, dofs, friction, free = contacts.places, contacts.dofs, contacts.friction, contacts.free
+    ne = contacts.ties
     zero, half, one = real(0.0), real(0.5), real(1.0)
     tolerance, iterations = real(m.opt_tolerance), int(m.opt_iterations)
     worse = real(1e-10)
@@ -81,7 +85,9 @@ def pgs(
     loss = DryFriction(m, lay, real)
     nf, loss_dof, loss_d, loss_bound = loss.count, loss.dof, loss.d, loss.bound
     loss_force, loss_damping = loss.floss, loss.damping
-    scale_of = scale_of_trees(m, lay, hessian, contacts, loss_dof, nf, real)
+    islands = Islands(m, lay, hessian, contacts, loss_dof, nf, real)
+    most, find_islands, scale_of = islands.most, islands.find, islands.scale
+    holds, holds_contact = islands.holds, islands.holds_contact
     packed_orders, first_orders = shuffled_orders(room, iterations)
     orders, starts = table(packed_orders), table(first_orders)
 
@@ -101,17 +107,20 @@ def pgs(
 
     @device_call
     def jacobians(w, nl, nc, count):
-        """Write the Jacobian (width) of each row (dry friction, limits, edges of contacts) in the place of Y."""
+        """Write the Jacobian (width) of each row in the place of Y."""
         for i in range(count * width):
             w[Y + i] = zero
+        at = Y + ne * width
         for k in range(nf):
-            w[Y + k * width + loss_dof(k)] = one
-        at = Y + nf * width
+            w[at + loss_dof(k)] = one
+            at += width
         for k in range(nl):
             signed = w[LDOF + k]
             w[at + int(abs(signed)) - 1] = one if signed > zero else -one
             at += width
+        after, at = at, Y
         for k in range(nc):
+            at = after if k == ne else at
             pair, first = int(w[CPAIR + k]), CJ + k * rows * chain
             dims = places(PLACES * pair + 5)
             for a in range(places(PLACES * pair + 6)):
@@ -146,20 +155,23 @@ def pgs(
         multiply(w, count, stride)
         for k in range(count, stride):
             w[FORCE + k] = zero
+        row = ne
         for k in range(nf):
             dof, d, bound, floss = loss_dof(k), loss_d(w, k), loss_bound(w, k), loss_force(k)
             reference = -loss_damping(k) * w[QVEL + dof]
-            w[B + k] = w[AS + dof] - reference
+            w[B + row] = w[AS + dof] - reference
             x = w[WARM + dof] - reference
-            w[FORCE + k] = floss if x <= -bound else (-floss if x >= bound else -d * x)
-            w[A + k * stride + k] += one / d
-        row = nf
+            w[FORCE + row] = floss if x <= -bound else (-floss if x >= bound else -d * x)
+            w[A + row * stride + row] += one / d
+            row += 1
         for k in range(nl):
             w[B + row] = w[LV + k]
             w[FORCE + row] = -w[LD + k] * min(w[LR + k], zero)
             w[A + row * stride + row] += one / w[LD + k]
             row += 1
+        after, row = row, 0
         for k in range(nc):
+            row = after if k == ne else row
             pair = int(w[CPAIR + k])
             r, v, d = CR + k * rows, CV + k * rows, w[CD + k]
             for e in range(row_count(pair)):
@@ -172,7 +184,8 @@ def pgs(
                 slip = zero if places(PLACES * pair + 5) == 1 else mu * w[r + i]
                 drift = zero if places(PLACES * pair + 5) == 1 else mu * w[v + i]
                 w[B + row] = w[v] + drift
-                w[FORCE + row] = -d * min(w[r] + slip, zero)
+                x = w[r] + slip
+                w[FORCE + row] = -d * (x if free(pair) else min(x, zero))
                 w[A + row * stride + row] += one / d
                 row += 1
 
@@ -186,21 +199,57 @@ def pgs(
 
     @device
     def allowed(row, force):
-        """Force clipped to the bounds of a row: +- the friction loss for dry friction, else at least 0."""
-        if row < nf:
-            floss = loss_force(row)
+        """Force clipped to the bounds of a row: none for an equality constraint, +- the friction loss for dry friction,
+        else at least 0.
+        """
+        if row < ne:
+            return force
+        if row < ne + nf:
+            floss = loss_force(row - ne)
             return min(max(force, -floss), floss)
         return max(force, zero)
 
+    @device
+    def member(w, k):
+        """Number of the k-th row in the list of members, which is ordered by islands."""
+        return k if most == 1 else int(w[MEMBER + k])
+
     @device_call
-    def sweep(w, count, stride, order):
-        """Minimise the dual cost over one row's force after the other, in place, in the order that begins at entry
-        `order` of the table. Returns the decrease of the cost.
+    def list_members(w, nl, nc, island, n):
+        """Write the rows of an island, in their order, to the list of members from place n on. Returns the place after
+        them.
+        """
+        for k in range(ne):
+            if holds_contact(w, island, int(w[CPAIR + k])):
+                w[MEMBER + n] = real(k)
+                n += 1
+        for k in range(nf):
+            if holds(w, island, loss_dof(k)):
+                w[MEMBER + n] = real(ne + k)
+                n += 1
+        for k in range(nl):
+            if holds(w, island, int(abs(w[LDOF + k])) - 1):
+                w[MEMBER + n] = real(ne + nf + k)
+                n += 1
+        row = ne + nf + nl
+        for k in range(ne, nc):
+            pair = int(w[CPAIR + k])
+            for _ in range(row_count(pair)):
+                if holds_contact(w, island, pair):
+                    w[MEMBER + n] = real(row)
+                    n += 1
+                row += 1
+        return n
+
+    @device_call
+    def sweep(w, first, count, stride, order):
+        """Minimise the dual cost over the force of one of `count` members, from `first` on, after the other, in place,
+        in the order that begins at entry `order` of the table. Returns the decrease of the cost.
         """
         improvement, packed = zero, 0
         for k in range(count):
             packed = orders(order + k // PACKED) if k % PACKED == 0 else packed >> 8
-            row = packed & 255
+            row = member(w, first + (packed & 255))
             old, diagonal = w[FORCE + row], w[A + row * stride + row]
             slope = gradient(w, stride, row)
             force = allowed(row, old - slope / diagonal)
@@ -213,31 +262,34 @@ def pgs(
         return improvement
 
     @device_call
-    def iterate(w, count, stride, scale):
-        if cold:
-            for row in range(count):
-                w[FORCE + row] = zero
-        else:
-            # Forces of the last acceleration, unless zero is better
-            cost = zero
+    def begin(w, count, stride):
+        """Replace the forces of the last acceleration by zero where that is better."""
+        cost = zero
+        if not cold:
             for row in range(count):
                 cost += w[FORCE + row] * (half * (gradient(w, stride, row) - w[B + row]) + w[B + row])
-            if cost > zero:
-                for row in range(count):
-                    w[FORCE + row] = zero
+        if cold or cost > zero:
+            for row in range(count):
+                w[FORCE + row] = zero
+
+    @device_call
+    def iterate(w, first, count, stride, scale):
+        """Sweep over `count` members, from `first` on, until a sweep improves little."""
         order, age = starts(count), 0
         for iteration in range(iterations):
             beta = real(age - 1) / real(age + 2) if iteration > 0 else zero
-            for row in range(count):
+            for k in range(first, first + count):
+                row = member(w, k)
                 force = w[FORCE + row]
                 if beta > zero:
                     w[FORCE + row] = allowed(row, force + beta * (force - w[BEFORE + row]))
                 w[BEFORE + row] = force
                 w[MOMENTUM + row] = w[FORCE + row]
-            improvement = sweep(w, count, stride, order)
+            improvement = sweep(w, first, count, stride, order)
             order += (count + PACKED - 1) // PACKED
             along = zero
-            for row in range(count):
+            for k in range(first, first + count):
+                row = member(w, k)
                 along += (w[FORCE + row] - w[MOMENTUM + row]) * (w[MOMENTUM + row] - w[BEFORE + row])
             age = 0 if iteration > 0 and along < zero else age + 1
             if improvement * scale < tolerance:
@@ -248,14 +300,17 @@ def pgs(
         """Write constraint forces and accelerations (nv): f_constraint = J' f, a = a_smooth + M^-1 f_constraint."""
         for i in range(nv):
             w[GRAD + i] = zero
+        row = ne
         for k in range(nf):
-            w[GRAD + loss_dof(k)] += w[FORCE + k]
-        row = nf
+            w[GRAD + loss_dof(k)] += w[FORCE + row]
+            row += 1
         for k in range(nl):
             signed = w[LDOF + k]
             w[GRAD + int(abs(signed)) - 1] += w[FORCE + row] if signed > zero else -w[FORCE + row]
             row += 1
+        after, row = row, 0
         for k in range(nc):
+            row = after if k == ne else row
             pair = int(w[CPAIR + k])
             r = CR + k * rows
             if places(PLACES * pair + 5) == 1:
@@ -289,7 +344,13 @@ def pgs(
         if count > 0:
             stride = (count + BLOCK - 1) // BLOCK * BLOCK
             prepare(w, nl, kept, count, stride)
-            iterate(w, count, stride, scale_of(w, nl, kept))
+            begin(w, count, stride)
+            found, first = find_islands(w, nl, kept), 0
+            for island in range(most):
+                if found >> island & 1:
+                    after = count if most == 1 else list_members(w, nl, kept, island, first)
+                    iterate(w, first, after - first, stride, scale_of(w, island))
+                    first = after
             finish(w, nl, kept)
         else:
             for i in range(nv):
