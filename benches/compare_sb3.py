@@ -32,7 +32,7 @@ EPISODES = 10
 
 
 class Timer:
-    """Seconds of the calls so far: of the wall clock, and of the processor for all threads of this process."""
+    """Total wall-clock and processor seconds (all threads) of the calls that it timed."""
 
     def __init__(self) -> None:
         self.wall_s = self.cpu_s = 0.0

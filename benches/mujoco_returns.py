@@ -255,7 +255,7 @@ class Session:
         self._lock = threading.Lock()
 
     def run(self, jobs: list[Job], seeds: list[int]) -> None:
-        """Compile the kernels of all jobs, then train each of them with each seed, as far as the budget goes."""
+        """Compile the kernels of all recipes, then train each recipe with each seed until the time budget is spent."""
         waiting = [(job, seed) for seed in seeds for job in jobs]
         stopper = threading.Timer(max(0.0, self.end_s - time.perf_counter()), self._stop)
         stopper.daemon = True
@@ -291,7 +291,7 @@ class Session:
             print(json.dumps(line | {"gpu": place, "limit_s": job.limit_s}), flush=True)
 
     def _train(self, job: Job, seed: int, folder: Path, place: str | None, more: list[str]) -> dict[str, Any]:
-        """Train a job in a process of its own. Returns its line of results."""
+        """Train a recipe with a seed in a separate process on GPU `place`. Returns the result that it printed."""
         command = [sys.executable, __file__, "train", job.recipe, "--seeds", str(seed), "--out", str(folder)]
         command += ["--episodes", str(self.episodes), "--override", *job.overrides, *self.more, *more]
         variables = {} if place is None else {"CUDA_VISIBLE_DEVICES": place}

@@ -316,8 +316,8 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
 
     @device
     def add_row(x0, v, d, both, alpha, cost, slope, curvature):
-        """Return (cost, slope, curvature) with those of one row added, which pushes where x0 + alpha v < 0, and pulls
-        elsewhere if it does `both`.
+        """Add one constraint row's cost, slope and curvature at step alpha to the line search's sums, and return these.
+        The row pushes where its residual x0 + alpha v < 0, and with `both` pulls elsewhere.
         """
         x = x0 + alpha * v
         # cost relative to alpha = 0, as 1/2 d (x^2 - x0^2) without cancellation
@@ -467,9 +467,7 @@ def newton(m: Model, lay: Layout, hessian: Pattern, contacts: Contacts, programs
 
     @device_call
     def advance(w, nl, nc, island, alpha):
-        """Add alpha times their changes along the search direction to acceleration, M a and residuals of an island, in
-        place.
-        """
+        """Move an island by step alpha along the search direction: its accelerations a, M a and residuals, in place."""
         for i in range(nv):
             if holds(w, island, i):
                 w[X + i] += alpha * w[SEARCH + i]

@@ -216,8 +216,8 @@ def pgs(
 
     @device_call
     def list_members(w, nl, nc, island, n):
-        """Write the rows of an island, in their order, to the list of members from place n on. Returns the place after
-        them.
+        """Append the numbers of an island's constraint rows to the list of members, from place n on. Returns the place
+        after them.
         """
         for k in range(ne):
             if holds_contact(w, island, int(w[CPAIR + k])):
@@ -263,7 +263,7 @@ def pgs(
 
     @device_call
     def begin(w, count, stride):
-        """Replace the forces of the last acceleration by zero where that is better."""
+        """Keep the constraint forces of the warm start, or set all to zero if their dual cost is higher than zero's."""
         cost = zero
         if not cold:
             for row in range(count):
