@@ -25,7 +25,8 @@ class Islands:
     """Device functions that find the constraint islands of a lane and their members.
 
     An island has the number of its first tree, so that a number from 0 to `most` - 1 names an island or nothing. A
-    model of one tree has island 0 only, and so has one that disables islands. `loss_dof` is the table of the `losses` dofs with dry friction.
+    model of one tree has island 0 only, and so has one that disables islands. `loss_dof` is the table of the `losses`
+    dofs with dry friction.
     """
 
     find: Any  # (w, limits, contacts) -> islands as bits; writes scales, and qacc of the trees without a row
