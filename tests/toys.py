@@ -38,18 +38,28 @@ PHYSICS = [name for name in envs.names() if isinstance(envs.find(name), PhysicsE
 
 ORDINARY = [name for name in envs.names() if name not in PHYSICS]
 
+ROBOTS = {"half_cheetah", "ant", "humanoid", "dmc_finger_spin", "dmc_fish_swim"}
+"""Robots of the slow tests: together they have most of what a model can have. Tests of the others are soak tests, as
+each robot takes half a minute to two minutes to compile.
+"""
+
 
 def by_name(names: Any, plain: Any = None) -> list[Any]:
     """Names of environments as the parameters of a test: the plain suite takes all but the rare ones or, of those, the
-    ones in `plain`.
+    ones in `plain`. Of the robots outside `plain`, the slow tests take those of `ROBOTS`.
     """
 
     def marks(name: str) -> Any:
-        return (
-            pytest.mark.soak if name in RARELY else pytest.mark.slow if plain is not None and name not in plain else ()
-        )
+        if plain is None or name in plain:
+            return pytest.mark.soak if name in RARELY else ()
+        return pytest.mark.soak if name in RARELY or (name in PHYSICS and name not in ROBOTS) else pytest.mark.slow
 
     return [pytest.param(name, marks=marks(name)) for name in names]
+
+
+def soak(*cases: Any) -> list[Any]:
+    """Cases of a slow test that run with the soak tests only."""
+    return [pytest.param(case, marks=pytest.mark.soak) for case in cases]
 
 
 class NoParams(NamedTuple):

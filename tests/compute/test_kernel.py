@@ -232,17 +232,17 @@ def check_text(ptx: str, capability: tuple[int, int]) -> None:
     assert undefined_calls(ptx) == []
 
 
-ONE_ROBOT = "half_cheetah"
-"""Robot that is compiled for all generations; others for one, as each generation takes some twenty seconds."""
+ROBOTS = ("half_cheetah", "humanoid", "dmc_finger_spin")
+"""Robots of the slow tests; the others are soak tests. All are compiled for one generation, as each generation takes
+some twenty seconds.
+"""
 
 PLAIN = ("masked",)  # with every run of the tests, as each takes two seconds
-FURTHER = set(PHYSICS) - set({envs.find(name).source: name for name in reversed(PHYSICS)}.values())
-"""Tasks whose robot another task compiles, a minute each: with the longest tests."""
 PLAIN_BODIES = (world_noise.noise_body, returns.advantage_body, transitions.draw_body)
 
 
 def marks(name: str):
-    return () if name in PLAIN else pytest.mark.soak if name in FURTHER else pytest.mark.slow
+    return () if name in PLAIN else pytest.mark.soak if name in PHYSICS and name not in ROBOTS else pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in WORLDS])
@@ -250,7 +250,7 @@ def test_environments_compile_without_float64(name):
     world = DeviceWorld(WORLDS[name], N, seed=1)
     env, slot = world.spec, world.slot()
     apart = env.observation_shards > 1
-    architectures = ((9, 0),) if name in PHYSICS and name != ONE_ROBOT else ARCHITECTURES
+    architectures = ((9, 0),) if name in PHYSICS else ARCHITECTURES
     for body in (step_body(env, world.params, sharded=apart), reset_body(env, world.params, apart)):
         check_ptx(body, world.lanes, slot, architectures)
     if apart:

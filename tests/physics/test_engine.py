@@ -12,6 +12,7 @@ pytest.importorskip("mujoco")
 pytest.importorskip("gymnasium")
 
 import physics_parity as parity
+from toys import soak
 
 from operant.compute.fingerprint import fingerprint
 from operant.errors import OperantError
@@ -142,20 +143,9 @@ def test_capsules_whose_axes_cross_have_mujocos_normal_in_float32():
 
 
 SUITE = [
-    *(
-        "acrobot",
-        "ball_in_cup",
-        "cartpole",
-        "cheetah",
-        "finger",
-        "fish",
-        "hopper",
-        "humanoid",
-        "pendulum",
-        "point_mass",
-        "reacher",
-    ),
-    *("swimmer", "walker"),
+    *("finger", "fish", "humanoid"),
+    *soak("acrobot", "ball_in_cup", "cartpole", "cheetah", "hopper", "pendulum", "point_mass", "reacher", "swimmer"),
+    *soak("walker"),
 ]
 
 
@@ -292,7 +282,13 @@ SCALED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("half_cheetah", "free", "elliptic pairs"),
+        *soak("ant", "humanoid", "swimmer", "pusher", "joints", "implicit", "cones", "tendons", "pyramids", "dual"),
+    ],
+)
 def test_scaled_parameters_are_those_of_a_model_edited_in_the_same_way(name):
     import copy
 
@@ -374,7 +370,7 @@ SWIMMERS = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("integrator", ["Euler", "RK4", "implicitfast"])
+@pytest.mark.parametrize("integrator", ["Euler", *soak("RK4", "implicitfast")])
 def test_ellipsoids_in_a_fluid_are_mujocos_to_rounding(integrator):
     errors, single = errors_in_both(SWIMMERS, f'integrator="{integrator}"')
     assert len(errors.values) > 300, "states that MuJoCo leaves within bounds"
@@ -413,8 +409,11 @@ LOOSE = """
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "text,contacts",
-    [(parity.quadruped(), 20), (LOOSE, 3), (BALLS.replace("RK4", "implicitfast"), 0)],
-    ids=["quadruped", "loose bodies", "balls"],
+    [
+        pytest.param(LOOSE, 3, id="loose bodies"),
+        pytest.param(parity.quadruped(), 20, id="quadruped", marks=pytest.mark.soak),
+        pytest.param(BALLS.replace("RK4", "implicitfast"), 0, id="balls", marks=pytest.mark.soak),
+    ],
 )
 def test_a_step_by_implicitfast_is_mujocos_to_rounding(text, contacts):
     errors, single = errors_in_both(text, "", 600)
@@ -424,7 +423,7 @@ def test_a_step_by_implicitfast_is_mujocos_to_rounding(text, contacts):
     assert single[:2].max() < 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_step_of_a_robot_of_thirty_joints_is_mujocos_to_rounding():
     errors, single = errors_in_both("robot30", "", 600)
     assert errors.values.max() < 1e-10
@@ -432,7 +431,7 @@ def test_a_step_of_a_robot_of_thirty_joints_is_mujocos_to_rounding():
     assert single[0] < 1e-6 and single.max() < 5e-6
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["half_cheetah", "ant"])
 def test_a_step_by_implicitfast_of_gymnasiums_models_is_mujocos_to_rounding(name):
     errors = parity.step_errors(name, float64, 2000, integrator=IMPLICITFAST)
@@ -445,14 +444,8 @@ def test_a_step_by_implicitfast_of_gymnasiums_models_is_mujocos_to_rounding(name
 @pytest.mark.parametrize(
     "name",
     [
-        "hopper",
-        "walker2d_v5",
-        "inverted_pendulum",
-        "inverted_double_pendulum",
-        "reacher",
-        "swimmer",
-        "ant",
-        "pusher_v5",
+        *("ant", "pusher_v5"),
+        *soak("hopper", "walker2d_v5", "inverted_pendulum", "inverted_double_pendulum", "reacher", "swimmer"),
     ],
 )
 def test_a_step_of_every_model_is_mujocos_to_rounding(name):
@@ -462,7 +455,7 @@ def test_a_step_of_every_model_is_mujocos_to_rounding(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["humanoid", "humanoidstandup"])
+@pytest.mark.parametrize("name", ["humanoid", *soak("humanoidstandup")])
 def test_a_step_by_gauss_seidel_is_mujocos_to_rounding(name):
     errors = parity.step_errors(name, float64, 2000)
     assert errors.values.max() < 1e-10
@@ -470,7 +463,7 @@ def test_a_step_by_gauss_seidel_is_mujocos_to_rounding(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["half_cheetah", "walker2d_v5", "swimmer", "ant"])
+@pytest.mark.parametrize("name", ["half_cheetah", *soak("walker2d_v5", "swimmer", "ant")])
 def test_float32_errs_by_rounding(name):
     errors = parity.step_errors(name, float32, 2000)
     assert np.median(errors.values, axis=0).max() < 3e-6
@@ -491,7 +484,7 @@ def test_a_bad_state_starts_again_and_is_counted(bad):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ant", pytest.param(CONES, id="elliptic cones")])
+@pytest.mark.parametrize("name", [pytest.param(CONES, id="elliptic cones"), *soak("ant")])
 def test_quantities_that_are_read_are_mujocos_after_a_step(name):
     """Each lags behind the state as in `mjData`, from the last stage of Runge-Kutta."""
     import mujoco
@@ -584,7 +577,7 @@ LOOPS = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", ['integrator="implicitfast"', 'cone="elliptic"', 'integrator="RK4"'])
+@pytest.mark.parametrize("options", ['cone="elliptic"', *soak('integrator="implicitfast"', 'integrator="RK4"')])
 def test_a_step_with_equality_constraints_is_mujocos_to_rounding(options):
     errors, single = errors_in_both(LOOPS, options)
     assert errors.rows > 30 and errors.contacts > 2 and errors.lost == 0
@@ -628,7 +621,9 @@ TWINS = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ['cone="elliptic"', 'solver="PGS"', 'cone="elliptic"><flag island="disable"/'])
+@pytest.mark.parametrize(
+    "option", ['cone="elliptic"', *soak('solver="PGS"', 'cone="elliptic"><flag island="disable"/')]
+)
 def test_a_step_of_two_robots_is_mujocos_to_rounding(option):
     """Together they are one island of constraints while they touch each other, else two, solved apart unless that is
     disabled.

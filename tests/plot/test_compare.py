@@ -337,7 +337,9 @@ def test_what_cannot_be_compared_is_one_sentence(three, here, tmp_path):
         and "once has one value of 'return', but a curve needs two; available: loss, seconds/update" in done.err
     )
     done = here("compare", three[0].id, "--metric", "retrun")
-    assert done.code == 2 and "has no metric 'retrun'; it has return, " in done.err
+    assert done.code == 2 and "has no metric 'retrun' - did you mean 'return'?" in done.err
+    done = here("compare", three[0].id, "--metric", "speed")
+    assert done.code == 2 and "has no metric 'speed'; it has return, " in done.err
     assert here("plot", three[0].id, "--out", "b.svg", "--smooth", "7").code == 2
 
 
