@@ -9,8 +9,9 @@
 
 `session` trains the recipes of `JOBS`, or those named, on all GPUs that it sees, `--share` runs on each at a time: all
 of them with one seed before the next. It compiles their kernels before, in parallel. After `--budget` seconds it stops
-what still runs, whose best policy so far is kept. Each run is in one file, RECIPE-SEED.tar. Seconds of training are
-comparable with `--share 1` only; `limit_s` is the time that the recipe aims at.
+what still runs, whose best policy so far is kept. Each run is in one file, RECIPE-SEED.tar, or RECIPE-SEED-stopped.tar;
+runs that RUNS has to their end are not trained again. Seconds of training are comparable with `--share 1` only;
+`limit_s` is the time that the recipe aims at.
 
 `models` compiles every task's model where `mujoco` is installed, `train` needs only its files, and `play` needs
 Gymnasium and `mujoco`, but no GPU. With `--seconds` the number of steps is what the algorithm's phases take in this
@@ -247,8 +248,8 @@ class Session:
     """Trains jobs in processes of their own on several GPUs, and packs each run into a file."""
 
     def __init__(self, out: Path, budget_s: float, share: int, more: list[str], episodes: int) -> None:
-        gpus = torch.cuda.device_count()
-        self.places: list[str | None] = [str(k) for k in range(gpus)] * share or [None]  # GPU of each run at a time
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+        self.places: list[str | None] = [*seen.split(",")] * share if seen else [None]  # GPU of each run at a time
         self.out, self.more, self.episodes = out, more, episodes
         self.end_s = time.perf_counter() + budget_s
         self._running: set[subprocess.Popen[str]] = set()
@@ -256,7 +257,10 @@ class Session:
 
     def run(self, jobs: list[Job], seeds: list[int]) -> None:
         """Compile the kernels of all recipes, then train each recipe with each seed until the time budget is spent."""
-        waiting = [(job, seed) for seed in seeds for job in jobs]
+        waiting = [(job, seed) for seed in seeds for job in jobs if not self._place(job, seed).exists()]
+        jobs = [job for job in jobs if any(job is other for other, _ in waiting)]
+        if not jobs:
+            return
         stopper = threading.Timer(max(0.0, self.end_s - time.perf_counter()), self._stop)
         stopper.daemon = True
         stopper.start()
@@ -285,10 +289,15 @@ class Session:
                 job, seed = waiting.pop(0)
             with tempfile.TemporaryDirectory() as folder:
                 line = self._train(job, seed, Path(folder), place, [])
-                with tarfile.open(self.out / f"{job.recipe.replace('/', '_')}-{seed}.tar", "w") as file:
-                    for path in sorted(Path(folder).iterdir()):
-                        file.add(path, path.name)
+                if "error" not in line:
+                    with tarfile.open(self._place(job, seed, "-stopped" if "stopped" in line else ""), "w") as file:
+                        for path in sorted(Path(folder).iterdir()):
+                            file.add(path, path.name)
             print(json.dumps(line | {"gpu": place, "limit_s": job.limit_s}), flush=True)
+
+    def _place(self, job: Job, seed: int, how: str = "") -> Path:
+        """File of a run."""
+        return self.out / f"{job.recipe.replace('/', '_')}-{seed}{how}.tar"
 
     def _train(self, job: Job, seed: int, folder: Path, place: str | None, more: list[str]) -> dict[str, Any]:
         """Train a recipe with a seed in a separate process on GPU `place`. Returns the result that it printed."""
@@ -371,7 +380,8 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     if arguments.part == "session":
-        jobs = [job for job in JOBS if not arguments.only or job.recipe in arguments.only]
+        known = {job.recipe: job for job in JOBS}
+        jobs = [known.get(recipe, Job(recipe, 300.0)) for recipe in arguments.only or known]
         session = Session(arguments.out, arguments.budget, arguments.share, arguments.override, arguments.episodes)
         session.run(jobs, seeds)
         return
