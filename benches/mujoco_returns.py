@@ -40,6 +40,7 @@ import tarfile
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -273,10 +274,14 @@ class Session:
             print(json.dumps({"recipe": job.recipe, "seed": seed, "skipped": "no time left"}), flush=True)
 
     def _warm(self, job: Job, place: str | None) -> None:
-        """Compile a job's kernels by a short run with an evaluation."""
+        """Compile a job's kernels by a few iterations with an evaluation."""
+        overrides = [*job.overrides, *self.more]
+        config = request.make(overrides, config=job.recipe, environment_file=None, settings={}).load()
+        steps = getattr(config.algo, "learning_starts", 0) + 2 * config.algo.horizon * int(config.env.lanes)
+        more = [f"run.steps={steps}", "eval.every=2", "eval.episodes=8", "run.target=none"]
         with tempfile.TemporaryDirectory() as folder:
             began_s = time.perf_counter()
-            self._train(job, 1, Path(folder), place, ["run.steps=300k", "eval.every=1", "run.target=none"])
+            self._train(job, 1, Path(folder), place, more, episodes=0)
             took_s = round(time.perf_counter() - began_s, 1)
         print(json.dumps({"recipe": job.recipe, "compiled_s": took_s}), flush=True)
 
@@ -288,7 +293,7 @@ class Session:
                     return
                 job, seed = waiting.pop(0)
             with tempfile.TemporaryDirectory() as folder:
-                line = self._train(job, seed, Path(folder), place, [])
+                line = self._train(job, seed, Path(folder), place)
                 if "error" not in line:
                     with tarfile.open(self._place(job, seed, "-stopped" if "stopped" in line else ""), "w") as file:
                         for path in sorted(Path(folder).iterdir()):
@@ -299,10 +304,21 @@ class Session:
         """File of a run."""
         return self.out / f"{job.recipe.replace('/', '_')}-{seed}{how}.tar"
 
-    def _train(self, job: Job, seed: int, folder: Path, place: str | None, more: list[str]) -> dict[str, Any]:
-        """Train a recipe with a seed in a separate process on GPU `place`. Returns the result that it printed."""
+    def _train(
+        self,
+        job: Job,
+        seed: int,
+        folder: Path,
+        place: str | None,
+        more: Sequence[str] = (),
+        episodes: int | None = None,
+    ) -> dict[str, Any]:
+        """Train a recipe with a seed in a separate process on GPU `place`, and play `episodes`, by default all, with its
+        policy. Returns the result that it printed.
+        """
         command = [sys.executable, __file__, "train", job.recipe, "--seeds", str(seed), "--out", str(folder)]
-        command += ["--episodes", str(self.episodes), "--override", *job.overrides, *self.more, *more]
+        episodes = self.episodes if episodes is None else episodes
+        command += ["--episodes", str(episodes), "--override", *job.overrides, *self.more, *more]
         variables = {} if place is None else {"CUDA_VISIBLE_DEVICES": place}
         with self._lock:
             if time.perf_counter() >= self.end_s:

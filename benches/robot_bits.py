@@ -78,7 +78,9 @@ def train(place: Path, name: str, words: list[str]) -> float:
     """Train a run to its end. Returns the seconds."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "operant.cli", "train", *words, "--name", name, "--runs", str(place)]
-    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{name}: exit code {done.returncode}: {done.stderr[-1000:]}")
     return time.perf_counter() - began
 
 
@@ -111,10 +113,12 @@ def runs(name: str, gpus: int, lanes: int, on: str) -> bool:
         same["again"] = tensors(place / "again") == first
         killed_and_resumed(place, "killed", words, steps)
         same["killed and resumed"] = tensors(place / "killed") == first
+        print(json.dumps({"runs": name, "first_s": round(seconds, 1), "same": same}), flush=True)
         if gpus > 1:
-            train(place, "two", [*words, "--gpus", str(gpus)])
+            several = [word for word in words if not word.startswith("run.device")] + ["--gpus", str(gpus)]
+            train(place, "two", several)
             same[f"{gpus} GPUs"] = tensors(place / "two") == first
-            train(place, "two-again", [*words, "--gpus", str(gpus)])
+            train(place, "two-again", several)
             same[f"{gpus} GPUs again"] = tensors(place / "two-again") == tensors(place / "two")
     print(json.dumps({"runs": name, "first_s": round(seconds, 1), "same": same}), flush=True)
     return all(same.values())

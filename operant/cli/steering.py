@@ -126,6 +126,8 @@ class _RunStopper:
         state = runs.state(runs.load(self._run.path) or self._run)
         cause = f" ({state.cause})" if state.cause else ""
         name, kill_command = safe(self._run.id), f"operant stop {safe(self._run.short)} --now"
+        if not state.live and runs.probe(self._run.path) and waited_s <= _STOP_S:
+            return  # the process ends a moment after its final state; its exit code is known then
         if not state.live:
             self._report_end(state.word)
         elif not self._refused and (refusal := self._refusal()) is not None:

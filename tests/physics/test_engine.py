@@ -107,6 +107,7 @@ UPRIGHT = """
 """A capsule that cannot turn, so that its axis is the plane's normal."""
 
 
+@pytest.mark.slow
 def test_an_upright_capsule_on_a_plane_has_mujocos_tangents():
     errors = parity.step_errors(UPRIGHT, float64, 200)
     assert errors.contacts > 0 and errors.lost == 0
@@ -133,6 +134,7 @@ CROSSED = """
 """Capsules that move in a plane, and whose axes cross."""
 
 
+@pytest.mark.slow
 def test_capsules_whose_axes_cross_have_mujocos_normal_in_float32():
     """The distance of crossing axes is 0, and rounding gives it a direction. Before that was left out, the cheetah's
     qvel in float32 was off by up to 26 where its legs cross.
@@ -186,6 +188,7 @@ TETHERS = """
 """Limited tendons through sites and along a joint."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("integrator", [EULER, IMPLICITFAST])
 def test_a_step_with_limited_tendons_is_mujocos_to_rounding(integrator):
     errors = parity.step_errors(TETHERS, float64, 400, integrator=integrator)

@@ -28,6 +28,7 @@ def model(tmp_path):
     return written
 
 
+@pytest.mark.slow
 def test_a_covered_model_is_described_and_compared_with_float64(model):
     contents, covered, precision = itertools.islice(check(model()), 3)
     assert contents.detail == (
