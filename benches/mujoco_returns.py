@@ -313,7 +313,7 @@ class Session:
         more: Sequence[str] = (),
         episodes: int | None = None,
     ) -> dict[str, Any]:
-        """Train a recipe with a seed in a separate process on GPU `place`, and play `episodes`, by default all, with its
+        """Train a recipe with a seed in a separate process on GPU `place`, and play `episodes` (default: all) with its
         policy. Returns the result that it printed.
         """
         command = [sys.executable, __file__, "train", job.recipe, "--seeds", str(seed), "--out", str(folder)]
