@@ -92,7 +92,7 @@ _PUSHER = (
         "algo.optimizer=muon",
         "algo.learning_rate=1e-3",
     ),
-    *("algo.gamma=0.95", "run.steps=100M", "eval.every=60"),
+    *("algo.gamma=0.95", "run.steps=50M", "eval.every=60"),
 )
 _DOUBLE_PENDULUM = ("algo.learning_rate=3e-4", "run.steps=8M")
 JOBS = (
