@@ -12,7 +12,7 @@ Trains with the command that a user types, one process a seed, and evaluates the
 With `--results` each seed leaves two things in DIR: RECIPE-DEVICE-SEED.json, and the policy of its checkpoint in the
 folder of the same name. `--merge` makes the rows of benches/zoo.toml of them, here or on another machine. Without
 `--results` both are done in turn. Seeds that DIR has already are not trained again. `all` is every shipped recipe;
-those whose packages or models are missing are skipped.
+those whose environment cannot be built here are skipped, with the reason.
 
 `--jobs` runs at the same time have `--cores` cores each, of those that this process may use, or a GPU each. The
 shortest recipes come first. The first seed of a recipe, which compiles its kernels, runs before its others. After
@@ -24,8 +24,9 @@ The file has tables RECIPE.cpu and RECIPE.gpu: `mean_return` over seeds and `ci9
 over seeds); `solved`, the number of seeds that reach `target`; the mean of the checkpoint's environment `steps`; and
 medians over seeds of `training_s` (the algorithm's phases by the device's clock, without the first iteration, which
 compiles), `wall_s` (the whole command) and `cpu_s` (user and system time of all threads). `load` is the machine's mean
-number of runnable threads at the end of the runs, these included, and `machine_cores` its cores. `unfinished` counts
-seeds that were ended after at most `unfinished_s` seconds. docs/hooks.py makes the page's table from the file.
+number of runnable threads at the end of the runs, these included, and `machine_cores` its cores. A row whose results
+lack some of these seconds, or the load, has none. `unfinished` counts seeds that were ended after at most
+`unfinished_s` seconds. docs/hooks.py makes the page's table from the file.
 
 `--runs` keeps the run folders. `--keep` writes the policy of the seed with the highest return into the package, as
 `zoo:ENVIRONMENT`, and its export.
@@ -36,7 +37,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import importlib.util
 import itertools
 import json
 import math
@@ -111,8 +111,6 @@ SHORT = {
 }
 """Overrides with which two CPU cores train a recipe for some minutes, as the recipes' comments have them."""
 _EVALUATION_SEED = 1_000_003
-_PACKAGES = {"gymnasium": "gymnasium", "ale": "ale_py", "envpool": "envpool"}
-"""Kinds of outside environments, and the module that each needs."""
 
 
 class Pair(NamedTuple):
@@ -379,20 +377,14 @@ def commit() -> str | None:
 
 
 def missing(recipe: str) -> str | None:
-    """Reason why a recipe cannot be trained on this machine: a package or a robot's model; None if it can be."""
-    name = load(recipes.find_source(recipe)).env.name
-    kind = names.kind_of(name)
+    """Reason why this machine cannot build a recipe's environment, such as a package that is absent or too old, or a
+    robot's model; None if it can.
+    """
     try:
-        if kind is None:
-            envs.find(name).ready()
-        elif importlib.util.find_spec(_PACKAGES[kind]) is None:
-            return f"needs {_PACKAGES[kind]}, which is not installed"
-        elif kind == "gymnasium":
-            importlib.import_module("gymnasium").make(name.partition(":")[2]).close()
+        config = load(recipes.find_source(recipe))  # makes an outside environment
+        config.environment.ready(config.params)  # makes a robot's
     except OperantError as error:
         return str(error)
-    except Exception as error:  # a package of Gymnasium's
-        return f"{type(error).__name__}: {error}"
     return None
 
 
@@ -429,7 +421,9 @@ def collected(folders: list[Path]) -> dict[tuple[str, str], dict[int, tuple[dict
 
 
 def row(recipe: str, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Entry of the table: all seeds of a recipe on a kind of device, unfinished ones too."""
+    """Entry of the table: all seeds of a recipe on a kind of device, unfinished ones too. Seconds, load and cores that
+    a finished seed does not have are left out.
+    """
     if len({tuple(result["overrides"]) for result in results}) > 1:
         raise SystemExit(f"the seeds of {recipe} were trained with different overrides: merge folders of equal ones")
     finished = [result for result in results if "mean" in result]
@@ -446,7 +440,9 @@ def row(recipe: str, results: list[dict[str, Any]]) -> dict[str, Any]:
     from scipy.stats import t as student  # not needed where recipes are trained
 
     returns, target = [result["mean"] for result in finished], finished[0]["target"]
-    seconds = {key: statistics.median(result[key] for result in finished) for key in ("training_s", "wall_s", "cpu_s")}
+    known = {key for key in finished[0] if all(key in result for result in finished)}
+    seconds = [key for key in ("training_s", "wall_s", "cpu_s") if key in known]
+    medians = {key: statistics.median(result[key] for result in finished) for key in seconds}
     spread = statistics.stdev(returns) / count**0.5 * float(student.ppf(0.975, count - 1)) if count > 1 else None
     return {
         "mean_return": round(statistics.mean(returns), 3),
@@ -455,9 +451,9 @@ def row(recipe: str, results: list[dict[str, Any]]) -> dict[str, Any]:
         "episodes": finished[0]["episodes"],
         **({} if target is None else {"target": target, "solved": sum(value >= target for value in returns)}),
         "steps": round(statistics.mean(result["steps"] for result in finished)),
-        **{key: round(value, 2 if value < 10 else 1) for key, value in seconds.items()},
-        "load": round(statistics.mean(result["load"] for result in finished), 1),
-        "machine_cores": max(result["machine_cores"] for result in finished),
+        **{key: round(value, 2 if value < 10 else 1) for key, value in medians.items()},
+        **({"load": round(statistics.mean(result["load"] for result in finished), 1)} if "load" in known else {}),
+        **({"machine_cores": max(result["machine_cores"] for result in finished)} if "machine_cores" in known else {}),
         **about,
     }
 

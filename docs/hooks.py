@@ -254,8 +254,8 @@ def versioned(row: dict[str, Any]) -> str:
 
 
 def seconds(row: dict[str, Any] | None) -> str:
-    """Seconds of training and of the whole command on a device, the load of a busy machine, and the seeds that were
-    ended.
+    """Seconds of training and of the whole command on a device, the load of a busy machine or a dash if it was not
+    recorded, and the seeds that were ended.
     """
     if row is None:
         return "-"
@@ -263,11 +263,13 @@ def seconds(row: dict[str, Any] | None) -> str:
     if "wall_s" in row:
         training = f"{row['training_s']:.3g}" if "training_s" in row else "-"
         parts.append(f"{training} / {row['wall_s']:.3g}")
-        if row["load"] > row["machine_cores"]:
+        if "load" not in row:
+            parts.append("load -")
+        elif row["load"] > row["machine_cores"]:
             parts.append(f"load {row['load']:.0f} on {row['machine_cores']} cores")
     if "unfinished" in row:
         parts.append(f"{row['unfinished']} not finished in {row['unfinished_s']}")
-    return ", ".join(parts)
+    return ", ".join(parts) or "-"
 
 
 def policies() -> str:

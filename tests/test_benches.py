@@ -1,19 +1,24 @@
 """Benches: marks of benches/configs.py are attainable returns, at most the run's target; JAX runs in a separate
-process; results of single seeds become rows of benches/zoo.toml.
+process; results of single seeds become rows of benches/zoo.toml, which the documentation shows; recipes whose
+environment cannot be built are skipped.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import tomli
 
 from operant.config import load as config
 from operant.config import recipes
+from operant.envs import outside
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benches"))
 import recipes as recipes_bench
@@ -135,6 +140,61 @@ def test_seeds_with_different_overrides_are_not_merged(tmp_path):
     write_result(tmp_path, 2, overrides=["run.steps=5M"], **finished(20.0, 8.0))
     with pytest.raises(SystemExit, match="seeds of ppo/pong were trained with different overrides"):
         zoo_bench.merge([tmp_path], tmp_path / "zoo.toml", keeping=False)
+
+
+def shown_row(recipe, entry):
+    """Row of the documentation's table."""
+    pytest.importorskip("mkdocs")
+    spec = importlib.util.spec_from_file_location("docs_hooks", BENCHES.parent / "docs" / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    return hooks.zoo_row(recipe, entry)
+
+
+def test_a_row_has_only_figures_of_all_finished_seeds_and_the_table_a_dash_for_the_load(tmp_path):
+    out = tmp_path / "zoo.toml"
+    for seed, left_out in ((1, {"cpu_s", "load", "machine_cores"}), (2, {"load"})):
+        result = {key: value for key, value in finished(21.0, 8.0).items() if key not in left_out}
+        write_result(tmp_path, seed, **result)
+    zoo_bench.merge([tmp_path], out, keeping=False)
+    entry = tomli.loads(out.read_text())["ppo/pong"]
+    assert (entry["cpu"]["training_s"], entry["cpu"]["wall_s"]) == (4.0, 8.0)
+    assert not {"cpu_s", "load", "machine_cores"} & set(entry["cpu"])
+    assert shown_row("ppo/pong", entry)[4] == "4 / 8, load -"
+    measured = {**entry["cpu"], "load": 9.0, "machine_cores": 2}
+    assert shown_row("ppo/pong", {"cpu": measured})[4] == "4 / 8, load 9 on 2 cores"
+    del measured["training_s"], measured["wall_s"]
+    assert shown_row("ppo/pong", {"cpu": measured})[4] == "-"
+
+
+def without_box2d(monkeypatch):
+    pytest.importorskip("gymnasium")
+    for name in [name for name in sys.modules if name.startswith("gymnasium.envs.box2d")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+
+
+def with_an_old_ale(monkeypatch):
+    pytest.importorskip("gymnasium")
+    monkeypatch.setitem(sys.modules, "ale_py", ModuleType("ale_py"))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change", "sentence"),
+    [
+        ("ppo/ale", with_an_old_ale, "ale:pong needs ale-py 0.11 or later, which is not installed: pip install"),
+        ("ppo/gymnasium_lunarlander", without_box2d, "gymnasium:LunarLander-v3 needs a package that is not installed"),
+    ],
+)
+def test_all_skips_a_recipe_whose_environment_cannot_be_built_with_the_reason(
+    recipe, change, sentence, monkeypatch, capsys
+):
+    outside.declare.cache_clear()
+    monkeypatch.setattr(recipes, "shipped", lambda: [recipe, "ppo/cartpole"])
+    change(monkeypatch)
+    asked = argparse.Namespace(recipes=["all"], seeds=1, seed=None, device="cpu", set=[], short=False)
+    assert list(zoo_bench.wanted(asked)) == ["ppo/cartpole"]
+    assert f"{recipe} is skipped: {sentence}" in capsys.readouterr().err
 
 
 @pytest.mark.slow
