@@ -52,6 +52,8 @@ PYTHON = (
 """Modules of the Python reference, with a description of each."""
 DEVICES = {"cpu": "CPU", "gpu": "GPU"}
 """Kinds of devices in benches/zoo.toml, with their titles."""
+SECONDS = {"cpu": "2 cores: s", "gpu": "GPU: s"}
+"""Titles of the columns of seconds in the zoo's table."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -201,33 +203,38 @@ def faults() -> str:
 
 
 def zoo() -> str:
-    """Table of benches/zoo.toml: each recipe on two CPU cores and on a GPU, then the recipes without a measurement and
-    the machines.
+    """Table of benches/zoo.toml: each recipe on two CPU cores and on a GPU, then the machines and the recipes without a
+    measurement. A kind of device without a row has no column.
     """
     measured = tomli.loads((HOME / "benches" / "zoo.toml").read_text(encoding="utf-8"))
-    rows = [zoo_row(recipe, entry) for recipe, entry in measured.items()]
-    head = ("recipe", "return", "at the target", "steps", "2 cores: s", "GPU: s", "command", "version, commit")
-    absent = [f"`{recipe}`" for recipe in recipes.shipped() if recipe not in measured]
-    machines = {
-        kind: sorted({entry[kind]["device"] for entry in measured.values() if kind in entry}) for kind in DEVICES
-    }
+    kinds = [kind for kind in DEVICES if any(kind in entry for entry in measured.values())]
+    head = ("recipe", "return", "at the target", "steps", *(SECONDS[kind] for kind in kinds), "command")
+    absent: dict[str, list[str]] = {}
+    for recipe in recipes.shipped():
+        if recipe not in measured:
+            algorithm, _, name = recipe.partition("/")
+            absent.setdefault(algorithm, []).append(f"`{name}`")
+    machines = {kind: sorted({entry[kind]["device"] for entry in measured.values() if kind in entry}) for kind in kinds}
     parts = [
-        table(head, rows),
-        *(f"{title}: {'; '.join(machines[kind])}." for kind, title in DEVICES.items() if machines[kind]),
-        *([f"Not measured yet: {', '.join(absent)}."] if absent else []),
+        table((*head, "version, commit"), [zoo_row(recipe, entry, kinds) for recipe, entry in measured.items()]),
+        *(f"{DEVICES[kind]}: {'; '.join(machines[kind])}." for kind in kinds),
+        *(["Not measured yet:"] if absent else []),
+        "\n".join(f"- `{algorithm}/`: {', '.join(names)}" for algorithm, names in absent.items()),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
-def zoo_row(recipe: str, entry: dict[str, dict[str, Any]]) -> tuple[object, ...]:
-    """Row of the zoo's table; where values of CPU and GPU differ, a line for each."""
+def zoo_row(recipe: str, entry: dict[str, dict[str, Any]], kinds: list[str]) -> tuple[object, ...]:
+    """Row of the zoo's table, with seconds on `kinds` of devices; where values of CPU and GPU differ, a line for
+    each.
+    """
     cells = []
     for value in (returned, reached, stepped, lambda row: f"`{row['command']}`", versioned):
         found = {DEVICES[kind]: value(row) for kind, row in entry.items()}
         same = len(set(found.values())) == 1 and value is not returned
         lines = [text if same or len(found) == 1 else f"{kind}: {text}" for kind, text in found.items() if text != ""]
         cells.append("<br>".join(lines[:1] if same else lines) or "-")
-    return (f"`{recipe}`", *cells[:3], *(seconds(entry.get(kind)) for kind in DEVICES), *cells[3:])
+    return (f"`{recipe}`", *cells[:3], *(seconds(entry.get(kind)) for kind in kinds), *cells[3:])
 
 
 def returned(row: dict[str, Any]) -> str:

@@ -148,7 +148,7 @@ def shown_row(recipe, entry):
     spec = importlib.util.spec_from_file_location("docs_hooks", BENCHES.parent / "docs" / "hooks.py")
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
-    return hooks.zoo_row(recipe, entry)
+    return hooks.zoo_row(recipe, entry, ["cpu"])
 
 
 def test_a_row_has_only_figures_of_all_finished_seeds_and_the_table_a_dash_for_the_load(tmp_path):
