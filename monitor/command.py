@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from monitor import text_output
+from monitor.screen import theme_choice
 from operant import runs
 from operant.errors import BadFileError, NotFoundError, UsageError
 from operant.text import safe
@@ -29,7 +30,6 @@ SMALLEST = (40, 10)
 """Minimum terminal size, (columns, lines)."""
 _ONCE = (100, 30)  # of `--once` without a terminal
 _FPS = (1, 20)
-_THEMES = ("dark", "light")
 
 
 def main(arguments: list[str]) -> int:
@@ -90,7 +90,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fps", metavar="N", help=f"maximum frames per second, {_FPS[0]} to {_FPS[1]}  [default: $OPERANT_FPS or 4]"
     )
-    parser.add_argument("--theme", choices=_THEMES, help="colour theme  [default: dark]")
+    parser.add_argument(
+        "--theme",
+        choices=theme_choice.NAMES,
+        help="colour theme  [default: the one last chosen with the key t, else dark]",
+    )
     parser.add_argument(
         "--runs", metavar="FOLDER", help="folder that contains the runs  [default: $OPERANT_RUNS or ./runs]"
     )
@@ -271,7 +275,8 @@ def _open(
             library,
             fps=fps,
             ascii_only=ascii_only or not _draws_unicode(),
-            theme=theme,
+            theme=theme or theme_choice.load(),
+            keep_theme=theme_choice.save,
             own_keys=keymap(),
             readonly=readonly,
             driver_class=QuietDriver,

@@ -108,6 +108,7 @@ class MonitorApp(App[None]):
         fps: int = 4,
         ascii_only: bool = False,
         theme: str | None = None,
+        keep_theme: Callable[[str], None] | None = None,
         own_keys: tuple[dict[str, str], str] = ({}, ""),
         readonly: bool = False,
         driver_class: type[Driver] | None = None,
@@ -117,6 +118,7 @@ class MonitorApp(App[None]):
         for each in THEMES:
             self.register_theme(each)
         self.theme = theme or "dark"
+        self._keep_theme = keep_theme
         self.ascii_only = ascii_only
         self.source, self.library = source, library
         self.overlay = overlay
@@ -407,8 +409,13 @@ class MonitorApp(App[None]):
         self.refresh()
 
     def action_theme(self) -> None:
-        """Switch between the dark and the light theme."""
+        """Switch between the dark and the light theme, and keep the choice (`keep_theme`) for the next start."""
+        if self.no_color:
+            self.say("NO_COLOR is set: themes have no effect")
+            return
         self.theme = "light" if self.theme == "dark" else "dark"
+        if self._keep_theme is not None:
+            self._keep_theme(self.theme)
 
     def action_copy(self) -> None:
         """Copy the run's id to the clipboard through the terminal."""

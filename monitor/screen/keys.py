@@ -130,7 +130,7 @@ KEYS: Final = (
     ),
     Key("sidebar", "right_square_bracket", "navigate('sidebar')", "show or hide the sidebar", "]", group="Pages"),
     Key("describe", "d", "describe", "describe the run", "d", group="Monitor"),
-    Key("theme", "t", "theme", "dark or light theme", "t", group="Monitor"),
+    Key("theme", "t", "theme", "dark or light theme, kept for the next start", "t", group="Monitor"),
     Key("copy", "Y", "copy", "copy the run's id, through the terminal (OSC 52)", "Y", group="Monitor"),
     Key("palette", "colon,ctrl+p", "command_palette", "command palette", ":", group="Monitor"),
     Key(

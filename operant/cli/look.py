@@ -294,7 +294,12 @@ def monitor(
     fps: Annotated[
         str | None, typer.Option(metavar="N", help="frames per second at most  [default: $OPERANT_FPS or 4]")
     ] = None,
-    theme: Annotated[str | None, typer.Option(metavar="dark|light")] = None,
+    theme: Annotated[
+        str | None,
+        typer.Option(
+            metavar="dark|light", help="colour theme  [default: the one last chosen with the key t, else dark]"
+        ),
+    ] = None,
     root: RootOption = None,
 ) -> None:
     """Show a run, a group or a sweep, live or ended. Leaving the monitor does not affect it."""

@@ -729,6 +729,19 @@ def test_without_colour_everything_is_still_said(monkeypatch):
     act(body, size=(80, 24))
 
 
+def test_only_the_key_chooses_a_theme():
+    chosen: list[str] = []
+
+    async def body(app: Any, pilot: Pilot[None]) -> None:
+        assert app.theme == "light" and not chosen
+        await press(pilot, "t")
+        assert app.theme == "dark" and chosen == ["dark"]
+        await press(pilot, "t")
+        assert app.theme == "light" and chosen == ["dark", "light"]
+
+    act(body, theme="light", keep_theme=chosen.append)
+
+
 def test_the_theme_turns_and_everything_stays_readable():
     from monitor.charts.palette import contrast
 

@@ -259,14 +259,68 @@ def test_nothing_heavy_is_imported_before_a_screen_is_opened():
 linux = pytest.mark.skipif(sys.platform != "linux", reason="pseudo-terminals and /proc as Linux has them")
 
 
-def opened(tmp_path: Path, *prefix: str) -> Terminal:
-    program = [sys.executable, "-m", "operant.cli", "monitor", "--latest"]
-    variables = {"PYTHONPATH": str(Path(command.__file__).parent.parent)}
+def opened(tmp_path: Path, *prefix: str, options: tuple[str, ...] = (), **variables: str) -> Terminal:
+    program = [sys.executable, "-m", "operant.cli", "monitor", "--latest", *options]
+    variables = {"PYTHONPATH": str(Path(command.__file__).parent.parent), **variables}
     terminal = Terminal([*prefix, *program], tmp_path, columns=100, rows=30, environment=variables)
     assert terminal.read(DEADLINE_S, until=lambda: b"FINISHED" in terminal.text() and b"return" in terminal.text()), (
         terminal.text()
     )
     return terminal
+
+
+def theme_of(terminal: Terminal) -> str:
+    """Theme whose background the terminal was last told to draw; "" without colours."""
+    grounds = {b"48;2;16;18;22": "dark", b"48;2;251;251;248": "light"}
+    last = {name: terminal.output.rfind(ground) for ground, name in grounds.items()}
+    return max(last, key=last.__getitem__) if max(last.values()) >= 0 else ""
+
+
+def quit_monitor(terminal: Terminal) -> None:
+    terminal.press("q")
+    assert terminal.wait(DEADLINE_S) == 0
+    assert b"Traceback" not in terminal.output
+
+
+@linux
+def test_the_chosen_theme_is_kept_for_the_next_start(tmp_path):
+    make(tmp_path, "run-0001")
+    kept = tmp_path / "state" / "operant" / "theme"
+    with opened(tmp_path) as terminal:
+        assert theme_of(terminal) == "dark"
+        quit_monitor(terminal)
+    assert not kept.exists(), "nothing was chosen"
+    with opened(tmp_path) as terminal:
+        terminal.press("t")
+        assert terminal.read(DEADLINE_S, until=lambda: theme_of(terminal) == "light")
+        quit_monitor(terminal)
+    assert kept.read_text() == "light\n" and os.listdir(kept.parent) == ["theme"] + (
+        ["runs"] if (kept.parent / "runs").exists() else []
+    )
+    with opened(tmp_path) as terminal:
+        assert theme_of(terminal) == "light"
+        quit_monitor(terminal)
+    with opened(tmp_path, options=("--theme", "dark")) as terminal:
+        assert theme_of(terminal) == "dark", "the option is stronger"
+        quit_monitor(terminal)
+    assert kept.read_text() == "light\n", "an option is for one start"
+    with opened(tmp_path, NO_COLOR="1") as terminal:
+        assert theme_of(terminal) == ""
+        terminal.press("t")
+        assert terminal.read(DEADLINE_S, until=lambda: terminal.shows("NO_COLOR is set"))
+        quit_monitor(terminal)
+    assert kept.read_text() == "light\n"
+
+
+@linux
+def test_a_theme_that_cannot_be_kept_is_no_problem(tmp_path):
+    make(tmp_path, "run-0001")
+    (tmp_path / "occupied").write_text("a file where the folder should be")
+    with opened(tmp_path, XDG_STATE_HOME=str(tmp_path / "occupied")) as terminal:
+        assert theme_of(terminal) == "dark"
+        terminal.press("t")
+        assert terminal.read(DEADLINE_S, until=lambda: theme_of(terminal) == "light"), "it changes all the same"
+        quit_monitor(terminal)
 
 
 @linux

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import os
 import random
 import unicodedata
 from typing import Any
@@ -18,7 +19,7 @@ from monitor.charts import line
 from monitor.charts.canvas import changed_runs
 from monitor.charts.line import Piece
 from monitor.data.snapshot import Ending, LogLine
-from monitor.screen import header, keys, labels, layout, panels, view
+from monitor.screen import header, keys, labels, layout, panels, theme_choice, view
 from monitor.screen import log as log_panel
 from monitor.screen.app import MonitorApp
 from monitor.screen.capture import text_of
@@ -243,6 +244,53 @@ def test_a_missing_keys_file_is_no_problem(tmp_path):
     assert keys.keymap(tmp_path / "keys.toml") == ({}, "")
     (tmp_path / "folder").mkdir()
     assert "cannot be read" in keys.keymap(tmp_path / "folder")[1]
+
+
+# CHOSEN THEME
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "operant" / "theme"
+
+
+@pytest.mark.parametrize("name", theme_choice.NAMES)
+def test_a_chosen_theme_is_found_again(kept, name):
+    assert theme_choice.load() is None
+    for other in reversed(theme_choice.NAMES):
+        theme_choice.save(other)
+    theme_choice.save(name)
+    assert theme_choice.load() == name and os.listdir(kept.parent) == ["theme"]
+
+
+@pytest.mark.parametrize("raw", [b"", b"\n", b"pink", b"lightlight", b"light" * 5000, b"\x00\xff\xfe", b"light dark"])
+def test_a_damaged_choice_is_none(kept, raw):
+    kept.parent.mkdir()
+    kept.write_bytes(raw)
+    assert theme_choice.load() is None
+    theme_choice.save("light")
+    assert theme_choice.load() == "light", "a new choice replaces it"
+
+
+@pytest.mark.parametrize("kind", ["folder", "FIFO", "dangling link"])
+def test_a_choice_that_is_no_file_is_none(kept, kind):
+    kept.parent.mkdir()
+    {"folder": kept.mkdir, "FIFO": lambda: os.mkfifo(kept), "dangling link": lambda: kept.symlink_to("nowhere")}[kind]()
+    assert theme_choice.load() is None
+    theme_choice.save("light")
+    assert theme_choice.load() == (None if kind == "folder" else "light")
+    assert os.listdir(kept.parent) == ["theme"], "nothing is left over"
+
+
+def test_no_place_for_a_choice_is_no_problem(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for base in (str(tmp_path / "file"), "/proc/1/nowhere", "relative"):
+        monkeypatch.setenv("XDG_STATE_HOME", base)
+        monkeypatch.setenv("HOME", str(tmp_path / "file"))
+        theme_choice.save("light")
+        assert theme_choice.load() is None
+    assert os.listdir(tmp_path) == ["file"]
 
 
 # WORDS
