@@ -18,6 +18,8 @@ from numba.core import inline_closurecall
 from numba.core.bytecode import FunctionIdentity
 from numpy import float32, int32
 
+from operant.compute.machine_code import HelperCompiler
+
 FASTMATH = frozenset({"contract", "afn", "arcp", "nsz", "reassoc"})
 """Fast-math flags on the CPU. Without `nnan`, which would make `isnan(nan)` false and break guards."""
 
@@ -50,7 +52,7 @@ def device_call(function: Callable[..., Any]) -> Any:
         return called
     # Compiled callers need no wrappers for calls from Python and C, which take a tenth of all compilation.
     options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    bare: Any = njit(**options)(function)
+    bare: Any = njit(pipeline_class=HelperCompiler, **options)(function)
     called.get_call_template, called.get_overload = bare.get_call_template, bare.get_overload
     called._compiling_counter = bare._compiling_counter  # recursion check
     return called

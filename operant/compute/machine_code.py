@@ -1,4 +1,5 @@
-"""Machine code that depends on nothing else in its process: one sealed module per loop, called at its address.
+"""Machine code that depends on nothing else in its process: one sealed module per loop, called at its address; and
+helpers, which get machine code in such modules alone.
 
 Numba compiles each helper alone and links a copy into every caller, where it is optimised again and may round
 differently. All copies have one name, and the linker keeps the first that the process has: after a compilation the
@@ -11,10 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import binding
-from numba import types
+from numba import _dynfunc, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
+from numba.core.compiler_machinery import LoweringPass, register_pass
+from numba.core.typed_passes import NativeLowering
 from numba.extending import intrinsic
 
 _UNRESOLVED = ".numba.unresolved$"
@@ -34,6 +37,54 @@ class _SealedLibrary(JITCodeLibrary):
         for function in module.functions:
             if function.linkage == binding.Linkage.linkonce_odr and not function.is_declaration:
                 function.linkage = "internal"
+
+
+class _HelperLibrary(JITCodeLibrary):
+    """Module of a function that only compiled functions call. It is optimised in its callers alone: else a function
+    that is called through five others is optimised six times, and gets machine code that nothing runs.
+    """
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._verify_declare_only_symbols()
+        self._finalized = True
+
+
+@register_pass(mutates_CFG=False, analysis_only=True)
+class _Announce(LoweringPass):
+    """Pass that gives a function without machine code to its callers, as numba's lowering does for others."""
+
+    _name = "operant_announce_helper"
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def run_pass(self, state: Any) -> bool:
+        """Make the function's entry point, which has no address and serves as its key."""
+        lowered, library = state.cr, state.library
+        fndesc, name = lowered.fndesc, lowered.fndesc.qualname.split(".")[-1]
+        key = _dynfunc.make_function(fndesc.lookup_module(), name, name, 0, lowered.env, (library,))
+        state.targetctx.insert_user_function(key, fndesc, [library])
+        state.cr = lowered._replace(cfunc=key)
+        return True
+
+
+class HelperCompiler(Compiler):
+    """Numba's compiler for a function that only compiled functions call: its module has no machine code."""
+
+    def define_pipelines(self) -> Any:
+        """Give the compilation such a module, and return numba's passes with one more."""
+        state = self.state
+        state.library = _HelperLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.flags.no_compile = True
+        passes = super().define_pipelines()
+        for manager in passes:
+            manager.add_pass_after(_Announce, NativeLowering)
+            manager.finalize()
+        return passes
 
 
 class SealedCompiler(Compiler):
