@@ -64,8 +64,13 @@ def find_source(text: str, algorithm: str | None = None) -> Path:
 
     A recipe's name is `algorithm/environment`, or an environment alone, which selects the recipe of `algorithm`
     (default: the environment's default algorithm), else the only recipe of the environment. Raises NotFoundError with
-    the closest or ambiguous names, and UsageError for a recipe of another algorithm.
+    the closest or ambiguous names, and UsageError for an empty name and for a recipe of another algorithm.
     """
+    if not text.strip():
+        raise UsageError(
+            "the name of a configuration is empty (an unset variable of the shell?): give a TOML file or a shipped "
+            "recipe. Shipped recipes: operant config list"
+        )
     files = _files()
     try:
         if Path(text).is_file():

@@ -199,8 +199,8 @@ def make(
     (None: not given).
 
     `words` are overrides `key=value`, and at most one environment (name, Gymnasium id or file). `settings` win over
-    overrides. Raises UsageError for two environments, NotFoundError for a missing configuration or environment file,
-    MachineError if the working directory is gone.
+    overrides. Raises UsageError for an empty or a second environment, NotFoundError for a missing configuration or
+    environment file, MachineError if the working directory is gone.
     """
     directory = working_directory()
     overrides = [word for word in words if "=" in word]
@@ -211,6 +211,11 @@ def make(
             "given as key=value"
         )
     environment = environments[0] if environments else None
+    if any(one is not None and not one.strip() for one in (environment, environment_file)):
+        raise UsageError(
+            "the name of the environment is empty (an unset variable of the shell?): give a name, a Gymnasium id or a "
+            "file, such as my_env.py. All names: operant envs"
+        )
     if environment in recipes.shipped() and config is None and environment_file is None:
         config, environment = environment, None
     if environment_file is not None and environment is None and names.kind_of(environment_file) is not None:

@@ -100,7 +100,7 @@ def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
     if none is close.
     """
     name, location = value_of(raw, "env", "name", recipes.ENVIRONMENT), raw.location(("env", "name"))
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str):
         return None, ""
     try:
         if names.kind_of(name) is not None:

@@ -128,7 +128,7 @@ class Environment(Section, use_attribute_docstrings=True):
     of other libraries.
     """
 
-    name: str = Field(recipes.ENVIRONMENT, min_length=1)
+    name: str = recipes.ENVIRONMENT
     """Shipped environment, its Gymnasium id, or your own file: my_env.py. Outside environments:
     gymnasium:LunarLander-v3, ale:pong, my_envs.py:make.
     """

@@ -50,8 +50,10 @@ _SHOWN = 5  # runs named in a message about an ambiguous name
 
 def root(override: str | None = None) -> Path:
     """Return the absolute path of the folder for new runs: `override` (--runs), else $OPERANT_RUNS, else ./runs. It
-    need not exist.
+    need not exist. Raises UsageError for an empty `override`.
     """
+    if override is not None and not override.strip():
+        raise UsageError("--runs is empty (an unset variable of the shell?): give a folder, or leave the option out")
     return Path(os.path.abspath(os.path.expanduser(override or os.environ.get("OPERANT_RUNS") or "runs")))
 
 
@@ -341,12 +343,17 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
     name, never means a run of another folder.
 
     Names are compared with existing folders, never joined to a path. Raises NotFoundError with the closest ids or the
-    matching runs, MachineError for a run that is not readable.
+    matching runs, UsageError for an empty name, MachineError for a run that is not readable.
     """
+    if not text.strip():
+        raise UsageError(
+            "the name of a run is empty (an unset variable of the shell?): give an id, a unique part of one, a path, "
+            "latest or live. All runs: operant runs"
+        )
     if os.sep in text or text.startswith("~") or text in (".", ".."):
         return _at_path(text)
     runs = list_runs(root, everywhere=everywhere)
-    if not runs and text in (*_RESERVED, ""):
+    if not runs and text in _RESERVED:
         raise NotFoundError(f"no runs yet in {display_path(root)}. Start one: operant train")
     own = [run for run in runs if run.path.parent == root]
     if text == "latest":
@@ -364,7 +371,7 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
             [r for r in runs if r.id == text],
             [r for r in runs if has_ending(r.id, text)],
         )
-        fits = next((kind for kind in kinds if kind), []) if text else []
+        fits = next((kind for kind in kinds if kind), [])
     exact = [run for run in fits if run.id == text and run.path.parent == root]
     if not (fits and fits[0].id == text):
         roots = [run.path.parent for run in fits] or (index_roots() if everywhere else [])
@@ -375,14 +382,13 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
         raise NotFoundError(_ambiguous(text, fits))
     if ID.fullmatch(text) and (run := load(Path.cwd() / text)) is not None:
         return run
-    if text:
-        _check_readable(root)
-        folders = [(root / name, name) for name in names_in(root)] + [
-            (Path(target), id_) for _, id_, target in _index() if everywhere
-        ]
-        for path, name in folders:
-            if ID.fullmatch(name) and (name.startswith(text) or name.endswith(text)):
-                _check_readable(path)
+    _check_readable(root)
+    folders = [(root / name, name) for name in names_in(root)] + [
+        (Path(target), id_) for _, id_, target in _index() if everywhere
+    ]
+    for path, name in folders:
+        if ID.fullmatch(name) and (name.startswith(text) or name.endswith(text)):
+            _check_readable(path)
     if text in misnamed(root):
         named = safe(f"{display_path(root)}/{text}", 400)
         allowed = "letters, digits, '.', '_' and '-'"

@@ -536,6 +536,36 @@ def test_a_worker_that_refuses_its_configuration_is_quoted_and_its_folder_delete
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
+        (("config", "check", ""), 2, "the name of a configuration is empty"),
+        (("config", "show", " "), 2, "the name of the environment is empty"),
+        (("train", ""), 2, "All names: operant envs"),
+        (("train", "--env", ""), 2, "the name of the environment is empty"),
+        (("train", "--config", ""), 2, "Shipped recipes: operant config list"),
+        (("train", "--dry-run", "env.name="), 2, "unknown environment ''. All names: operant envs"),
+        (("sweep", ""), 2, "the name of a configuration is empty"),
+        (("profile", ""), 2, "the name of the environment is empty"),
+        (("check", ""), 2, "unknown environment ''"),
+        *(
+            ((*words, ""), 2, "the name of a run is empty (an unset variable of the shell?): give an id")
+            for words in (
+                ("show",),
+                ("logs",),
+                ("wait",),
+                ("stop",),
+                ("pause",),
+                ("resume",),
+                ("rm", "--yes"),
+                ("eval",),
+                ("plot", "--out", "a.png"),
+                ("compare", ""),
+                ("report", "--out", "a.html"),
+                ("monitor",),
+                ("monitor", "--once"),
+                ("export", "policy"),
+                ("export", "metrics"),
+            )
+        ),
+        (("runs", "--runs", ""), 2, "--runs is empty"),
         (("train", "--config", "nosuch.toml"), 3, "no configuration file 'nosuch.toml'"),
         (("train", "--config", "pp"), 3, "did you mean 'ppo'?"),
         (("train", "--env", "nosuch.py"), 3, "no environment file 'nosuch.py'"),

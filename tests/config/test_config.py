@@ -688,7 +688,7 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
             "algo.name"
         ],
     ),
-    "empty environment": ('[env]\nname = ""\n', [], ["ppo.toml:2: env.name: ", "at least 1 character (got '')"]),
+    "empty environment": ('[env]\nname = ""\n', [], ["ppo.toml:2: env.name: ", "unknown environment ''"]),
     "number for an environment": (
         "[env]\nname = 3\n",
         [],
