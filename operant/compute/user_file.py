@@ -27,17 +27,24 @@ _IMPORTS = {
     **{name: f"import {name}" for name in ("math", "numpy", "numba", "random", "os")},
 }
 """Import statements by the names that they define."""
+_EXTRAS = {"gymnasium": "gym", "ale_py": "envs", "envpool": "envs", "mujoco": "mujoco", "dm_control": "dmc"}
+"""Extras of Operant that install a module, by the module's name."""
 
 
 def problem(error: BaseException, path: Path) -> str:
     """Describe an error that a user's file raised, in one sentence: the last line of the file that it passed and, for
-    an undefined name, the import that defines it.
+    an undefined name, the import that defines it, for a missing module the extra that installs it.
     """
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} (line {error.lineno})"
     lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
     where = f" (line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {error}{where}{import_hint(getattr(error, 'name', None))}"
+    if isinstance(error, ImportError):
+        extra = _EXTRAS.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+        hint = f": pip install 'operant[{extra}]'" if extra else ""
+    else:
+        hint = import_hint(getattr(error, "name", None))
+    return f"{type(error).__name__}: {error}{where}{hint}"
 
 
 def import_hint(name: str | None) -> str:

@@ -21,6 +21,7 @@ FILES = {
     "my.toml": "env:\n  name: cartpole\n",
     "agent.toml": "[agent]\nlr = 1\n",
     "missing.py": "import operant\n\nx = 1\nimport no_such_module\n",
+    "absent.py": "x = 1\nraise ModuleNotFoundError(\"No module named 'gymnasium'\", name='gymnasium')\n",
     "undefined.py": "x = 1\ny = np.zeros(3)\n",
     "syntax.py": "def f(:\n    pass\n",
     "outside.py": """
@@ -52,6 +53,7 @@ class Outside(gymnasium.Env):
         ("train algo.learning_rate={linear=[1e-3,0]", "'algo.learning_rate={linear=[1e-3,0]' is part of a value"),
         ("train algo.learnin_rate=3", "unknown key 'algo.learnin_rate' - did you mean 'algo.learning_rate'?"),
         ("config show --env missing.py", "ModuleNotFoundError: No module named 'no_such_module' (line 4)"),
+        ("config show --env absent.py", "No module named 'gymnasium' (line 2): pip install 'operant[gym]'"),
         ("config show --env undefined.py", "name 'np' is not defined (line 2): add `import numpy as np`"),
         ("config show --env syntax.py", "could not be imported: SyntaxError: invalid syntax (line 1)"),
         ("config show --env outside.py:Outside", "name 'np' is not defined (line 9): add `import numpy as np`"),
