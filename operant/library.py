@@ -19,12 +19,13 @@ Every failure raises an `operant.errors.OperantError` with a message for a perso
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import io
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operant import runs, similar, text
-from operant.errors import MachineError, OperantError, UsageError
+from operant.errors import ConfigError, MachineError, OperantError, UsageError
 from operant.text import safe
 
 if TYPE_CHECKING:
@@ -467,10 +468,11 @@ def train(
     source = None if config is None else str(config)
     asked = request.make(given, config=source, environment_file=None, settings={"run.name": name})
     quiet_threads()  # before torch is imported
-    if called:
-        asked = _changeable(asked, changes, False)
-    else:
-        asked.load()  # raises for an invalid configuration, before a run folder is made
+    with _problems_of_the_call():
+        if called:
+            asked = _changeable(asked, changes, False)
+        else:
+            asked.load()  # raises for an invalid configuration, before a run folder is made
     run = runs.create(runs.root(root), asked.name, asked.prefix, asked.document())
     started = Run(run)
     try:
@@ -528,6 +530,23 @@ def _callbacks(given: Callback | Sequence[Callback], wait: bool) -> list[Callbac
     if callbacks and not wait:
         raise UsageError("callbacks run in this process, which trains until the end: leave wait=False out")
     return callbacks
+
+
+@contextlib.contextmanager
+def _problems_of_the_call() -> Iterator[None]:
+    """Context manager in whose ConfigErrors the overrides are those of a call, not of the command line."""
+    from operant.config.raw import COMMAND_LINE
+
+    try:
+        yield
+    except ConfigError as error:
+        alone = error.source == COMMAND_LINE
+        prefix = f"{COMMAND_LINE}: "
+        problems = [
+            ("" if alone else "the call: ") + line.removeprefix(prefix) if line.startswith(prefix) else line
+            for line in error.problems
+        ]
+        raise ConfigError("the call" if alone else error.source, problems, advice=error.advice) from None
 
 
 def _changeable(asked: Request, changes: Sequence[str], trusted: bool) -> Request:

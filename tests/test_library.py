@@ -240,6 +240,21 @@ def test_a_notebook_shows_a_users_mistake_as_a_message_without_a_traceback():
     )
 
 
+def test_problems_of_a_call_name_the_call_and_those_of_a_file_the_file(place):
+    with pytest.raises(ConfigError) as caught:
+        operant.train("cartpole", steps="lots", gamma=2, progress=False)
+    first, *lines = str(caught.value).splitlines()
+    assert first == "the call has 2 problems" and "command line" not in str(caught.value)
+    assert [line.split(": ")[0] for line in lines[:2]] == ["  run.steps", "  algo.gamma"]
+    (place / "mine.toml").write_text("[algo]\ngamma = 3\n")
+    with pytest.raises(ConfigError) as caught:
+        operant.train(config=place / "mine.toml", steps="lots", progress=False)
+    first, *lines = str(caught.value).splitlines()
+    assert first.endswith("mine.toml has 2 problems") and "command line" not in str(caught.value)
+    assert any(line.startswith("  the call: run.steps: ") for line in lines), lines
+    assert any("mine.toml:2: algo.gamma: " in line for line in lines), lines
+
+
 def test_an_exception_of_a_callback_is_raised_after_a_checkpoint(one_thread):
     def fail(run, step, metrics):
         if step >= 1024:
