@@ -87,7 +87,7 @@ def announce(run: Run) -> None:
         pid_start_ticks=None,
         boot_id=runs.boot_id(),
         host=runs.host(),
-        phase="starting the trainer",
+        phase="launching the trainer",
     )
 
 
