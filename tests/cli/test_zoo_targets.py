@@ -20,7 +20,8 @@ def quick():
     return [
         recipe
         for recipe, row in on_cpu.items()
-        if row.get("cpu_s", math.inf) < MOST_CPU_S and row["command"].startswith(f"operant train --config {recipe} --seeds")
+        if row.get("cpu_s", math.inf) < MOST_CPU_S
+        and row["command"].startswith(f"operant train --config {recipe} --seeds")
     ]
 
 
