@@ -1,4 +1,4 @@
-"""Elliptic friction cones of contacts, as device functions for one model, for Newton's method.
+"""Elliptic friction cones of contacts, as device functions for one model, for Newton's method and the warm start of `pgs`.
 
 Source: MuJoCo's documentation, "Computation: friction cones" and "Constraint model: primal problem", and
 `engine_core_constraint.c` (`mj_constraintUpdate_impl`). A contact's residuals r, scaled to U = (mu r_0, mu_i r_i) with

@@ -34,8 +34,6 @@ def _uncovered(m: Any, labels: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
         yield "the integrator implicit (Euler, RK4 and implicitfast are covered)"
     if m.opt.solver == c.CG:
         yield "the solver CG (Newton and PGS are covered)"
-    if m.opt.cone != c.PYRAMIDAL and m.opt.solver == c.PGS:
-        yield "elliptic friction cones under PGS (Newton covers them)"
     if m.ntree > c.MOST_TREES and not m.opt.disableflags & c.NO_ISLAND:
         yield f"more than {c.MOST_TREES} kinematic trees (unless the flag island is disabled)"
     if (m.eq_type > c.EQUAL_TENDON).any():

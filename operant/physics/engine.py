@@ -647,13 +647,13 @@ def _no_program(w):
 
 
 def _contact_force(m: Model, lay: Layout, contacts: Contacts, real: Any) -> Any:
-    """Make the device function (w, contact) that returns the normal force of a contact, N, and, of an elliptic cone, c:
-    the force along tangent i is c mu_i^2 r_i.
+    """Make the device function (w, contact) that returns the normal force of a contact, N, and, of an elliptic cone
+    under Newton, c: the force along tangent i is c mu_i^2 r_i.
     """
     PAIR, D, R = (lay.at[f"contact {name}"] for name in ("pair", "D", "r"))
     rows, zero, dual = lay.rows, real(0.0), m.opt_solver == c.PGS
     places, friction = contacts.places, contacts.friction
-    elliptic = bool(m.opt_cone == c.ELLIPTIC)
+    elliptic = bool(m.opt_cone == c.ELLIPTIC) and not dual
     cone_force = cones(m, lay, contacts, None, real).force
 
     @device

@@ -172,7 +172,9 @@ def plan(
     before.take("tie", len(ties) * (3 + chain))
     before.take("found", 10 * (room + max(most, default=0)) if pairs else 0)
     dual = m.opt_solver == c.PGS
-    duals = min(losses + limits + frictionless + touching * max(1, 2 * (rows - 1)), DUALS) if dual else 0
+    cones = m.opt_cone == c.ELLIPTIC
+    edges = rows if cones else max(1, 2 * (rows - 1))
+    duals = min(losses + limits + frictionless + touching * edges, DUALS) if dual else 0
     if dual:
         # Rows are padded with zeros to whole blocks, and begin where vectors can be loaded.
         solver.size += -w.size % BLOCK
@@ -181,7 +183,8 @@ def plan(
         solver.take("dual Y", padded * -(-m.nv // BLOCK) * BLOCK)
         for name in ("b", "f", "before", "momentum"):
             solver.take(f"dual {name}", padded)
-        solver.take("dual member", padded if m.ntree > 1 else 0)
+        solver.take("dual member", padded if m.ntree > 1 or cones else 0)
+        solver.take("dual cone", padded if cones else 0)
     for name in ("grad", "search"):
         solver.take(name, m.nv)
     solver.take("island", m.ntree if m.ntree > 1 else 0)

@@ -4,9 +4,9 @@ Minimises 1/2 f' (A + R) f + f' b over forces f, A = J M^-1 J', b = J a_smooth -
 pushes, |f| <= floss for dry friction, and without a bound for an equality constraint (MuJoCo's documentation,
 "Computation: solver parameters", "PGS"). One row after the other in shuffled order, with Nesterov momentum that
 restarts where it opposes the correction, as `engine_solver.c` (`solPGS`) does from version 4.0. Rows here are, in
-MuJoCo's order, those of equality constraints, dry friction, limits, and the edges of contacts' pyramids. The iteration
-is separate for each island of constraints. It stops where a sweep lowers the cost by less than the tolerance, scaled as
-Newton's.
+MuJoCo's order, those of equality constraints, dry friction, limits, and contacts: the edges of a pyramid, or the normal
+and the tangents of an elliptic cone, which are updated together (`dual_cones`). The iteration is separate for each
+island of constraints. It stops where a sweep lowers the cost by less than the tolerance, scaled as Newton's.
 
 A + R is stored for the rows that are active; contacts beyond its room are counted as lost. A GPU waits for memory, not
 for arithmetic: so a row is padded with zeros to blocks of BLOCK numbers, which are loaded together, and the shuffled
@@ -16,12 +16,15 @@ orders are a table.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
 
 from operant.compute.device import device, device_call
 from operant.physics import constants as c
+from operant.physics.cones import cones
+from operant.physics.dual_cones import dual_cones
 from operant.physics.islands import Islands
 from operant.physics.layout import BLOCK, Layout
 from operant.physics.local import part
@@ -73,7 +76,7 @@ def pgs(
     LDOF, LD, LR, LV = (at[f"limit {name}"] for name in ("dof", "D", "r", "v"))
     CPAIR, CD, CR, CV, CJ = (at[f"contact {name}"] for name in ("pair", "D", "r", "v", "J"))
     A, Y, B, FORCE, BEFORE, MOMENTUM = (at[f"dual {name}"] for name in ("A", "Y", "b", "f", "before", "momentum"))
-    MEMBER = at["dual member"]
+    MEMBER, CONE = at["dual member"], at["dual cone"]
     nv, rows, chain, room = m.nv, lay.rows, lay.chain, lay.duals
     width = -(-nv // BLOCK) * BLOCK
     places, dofs, friction, free = contacts.places, contacts.dofs, contacts.friction, contacts.free
@@ -90,12 +93,16 @@ def pgs(
     holds, holds_contact = islands.holds, islands.holds_contact
     packed_orders, first_orders = shuffled_orders(room, iterations)
     orders, starts = table(packed_orders), table(first_orders)
+    elliptic = bool(m.opt_cone == c.ELLIPTIC)
+    cone_force, shrink = cones(m, lay, contacts, None, real).force, real(1.0 / math.sqrt(m.opt_impratio))
 
     @device
     def row_count(pair):
         """Number of constraint rows of a contact of geom pair `pair`: 1 without friction, else 2 per friction
-        direction.
+        direction, or the dimensions of an elliptic cone.
         """
+        if elliptic:
+            return places(PLACES * pair + 5)
         return 1 if places(PLACES * pair + 5) == 1 else 2 * (places(PLACES * pair + 5) - 1)
 
     @device
@@ -123,6 +130,12 @@ def pgs(
             at = after if k == ne else at
             pair, first = int(w[CPAIR + k]), CJ + k * rows * chain
             dims = places(PLACES * pair + 5)
+            if elliptic:
+                for i in range(dims):
+                    for a in range(places(PLACES * pair + 6)):
+                        w[at + i * width + dofs(chain * pair + a)] = w[first + i * chain + a]
+                at += dims * width
+                continue
             for a in range(places(PLACES * pair + 6)):
                 to, normal = at + dofs(chain * pair + a), w[first + a]
                 if dims == 1:
@@ -155,6 +168,9 @@ def pgs(
         multiply(w, count, stride)
         for k in range(count, stride):
             w[FORCE + k] = zero
+        if elliptic:
+            for k in range(count):
+                w[CONE + k] = zero
         row = ne
         for k in range(nf):
             dof, d, bound, floss = loss_dof(k), loss_d(w, k), loss_bound(w, k), loss_force(k)
@@ -174,6 +190,17 @@ def pgs(
             row = after if k == ne else row
             pair = int(w[CPAIR + k])
             r, v, d = CR + k * rows, CV + k * rows, w[CD + k]
+            if elliptic and places(PLACES * pair + 5) > 1:
+                _, push, factor_of_slip = cone_force(w, k, pair, r)
+                regular = shrink * friction(w, pair, 1)
+                w[CONE + row] = real(pair + 1)
+                for i in range(places(PLACES * pair + 5)):
+                    mu = regular if i == 0 else friction(w, pair, i)
+                    w[B + row] = w[v + i]
+                    w[FORCE + row] = push if i == 0 else factor_of_slip * mu * mu * w[r + i]
+                    w[A + row * stride + row] += regular * regular / (d * mu * mu)
+                    row += 1
+                continue
             for e in range(row_count(pair)):
                 i = 1 + e // 2
                 mu = (
@@ -209,15 +236,25 @@ def pgs(
             return min(max(force, -floss), floss)
         return max(force, zero)
 
+    cone = dual_cones(lay, contacts, gradient, real)
+    update_cone, extrapolate_cone, cone_along = cone.update, cone.extrapolate, cone.along
+
+    @device
+    def pair_of_cone(w, row):
+        """Geom pair of the elliptic cone whose first row is `row`, or -1 for a row by itself."""
+        return int(w[CONE + row]) - 1
+
     @device
     def member(w, k):
-        """Number of the k-th row in the list of members, which is ordered by islands."""
-        return k if most == 1 else int(w[MEMBER + k])
+        """Number of the k-th row, or the first row of the k-th block, in the list of members, which is ordered by
+        islands.
+        """
+        return k if most == 1 and not elliptic else int(w[MEMBER + k])
 
     @device_call
     def list_members(w, nl, nc, island, n):
-        """Append the numbers of an island's constraint rows to the list of members, from place n on. Returns the place
-        after them.
+        """Append the numbers of an island's constraint rows, of an elliptic cone the first, to the list of members,
+        from place n on. Returns the place after them.
         """
         for k in range(ne):
             if holds_contact(w, island, int(w[CPAIR + k])):
@@ -234,6 +271,12 @@ def pgs(
         row = ne + nf + nl
         for k in range(ne, nc):
             pair = int(w[CPAIR + k])
+            if elliptic:
+                if holds_contact(w, island, pair):
+                    w[MEMBER + n] = real(row)
+                    n += 1
+                row += row_count(pair)
+                continue
             for _ in range(row_count(pair)):
                 if holds_contact(w, island, pair):
                     w[MEMBER + n] = real(row)
@@ -250,6 +293,9 @@ def pgs(
         for k in range(count):
             packed = orders(order + k // PACKED) if k % PACKED == 0 else packed >> 8
             row = member(w, first + (packed & 255))
+            if elliptic and pair_of_cone(w, row) >= 0:
+                improvement -= update_cone(w, row, pair_of_cone(w, row), stride)
+                continue
             old, diagonal = w[FORCE + row], w[A + row * stride + row]
             slope = gradient(w, stride, row)
             force = allowed(row, old - slope / diagonal)
@@ -280,6 +326,9 @@ def pgs(
             beta = real(age - 1) / real(age + 2) if iteration > 0 else zero
             for k in range(first, first + count):
                 row = member(w, k)
+                if elliptic and pair_of_cone(w, row) >= 0:
+                    extrapolate_cone(w, row, pair_of_cone(w, row), beta)
+                    continue
                 force = w[FORCE + row]
                 if beta > zero:
                     w[FORCE + row] = allowed(row, force + beta * (force - w[BEFORE + row]))
@@ -290,6 +339,9 @@ def pgs(
             along = zero
             for k in range(first, first + count):
                 row = member(w, k)
+                if elliptic and pair_of_cone(w, row) >= 0:
+                    along += cone_along(w, row, pair_of_cone(w, row))
+                    continue
                 along += (w[FORCE + row] - w[MOMENTUM + row]) * (w[MOMENTUM + row] - w[BEFORE + row])
             age = 0 if iteration > 0 and along < zero else age + 1
             if improvement * scale < tolerance:
@@ -316,6 +368,10 @@ def pgs(
             if places(PLACES * pair + 5) == 1:
                 w[r] = w[FORCE + row]
                 row += 1
+            elif elliptic:
+                for i in range(places(PLACES * pair + 5)):
+                    w[r + i] = w[FORCE + row]
+                    row += 1
             else:
                 push = zero
                 for i in range(1, places(PLACES * pair + 5)):
@@ -348,7 +404,7 @@ def pgs(
             found, first = find_islands(w, nl, kept), 0
             for island in range(most):
                 if found >> island & 1:
-                    after = count if most == 1 else list_members(w, nl, kept, island, first)
+                    after = count if most == 1 and not elliptic else list_members(w, nl, kept, island, first)
                     iterate(w, first, after - first, stride, scale_of(w, island))
                     first = after
             finish(w, nl, kept)

@@ -64,7 +64,7 @@ BALLS = """
 
 CONES = """
 <mujoco>
-  <option timestep="0.005" cone="elliptic" impratio="3"/>
+  <option timestep="0.005" cone="elliptic" impratio="3" solver="Newton"/>
   <worldbody>
     <geom type="plane" size="5 5 1" friction="0.8 0.02 0.001"/>
     <body pos="0 0 0.3">
@@ -90,6 +90,42 @@ def test_a_step_with_elliptic_cones_is_mujocos_to_rounding():
     errors = parity.step_errors(CONES, float64, 400)
     assert errors.values.max() < 1e-10
     assert errors.contacts > 4 and errors.lost == 0
+
+
+DUAL_CONES = CONES.replace("Newton", "PGS")
+MEDLEY = """
+<mujoco>
+  <option timestep="0.004" cone="elliptic" solver="PGS"/>
+  <default><geom contype="0" friction="0.9 0.03 0.002"/><joint damping="0.1"/></default>
+  <worldbody>
+    <geom type="plane" size="5 5 1" contype="1" friction="0.6 0.01 0.001"/>
+    <body pos="0 0 0.3">
+      <freejoint/><geom type="box" size="0.15 0.1 0.05"/>
+      <body pos="0.15 0.05 0"><joint name="left" axis="0 1 0" range="-40 30" frictionloss="0.3"/>
+        <geom type="capsule" fromto="0 0 0 0 0 -0.2" size="0.03" condim="4" contype="2" conaffinity="3"/></body>
+      <body pos="0.15 -0.05 0"><joint name="right" axis="0 1 0" range="-40 30"/>
+        <geom type="capsule" fromto="0 0 0 0 0 -0.2" size="0.03" condim="6" contype="2" conaffinity="3"/></body>
+      <body pos="-0.15 0 0"><joint axis="1 0 0" range="-30 30" frictionloss="0.2"/>
+        <geom type="capsule" fromto="0 0 0 0 0 -0.2" size="0.03" condim="1"/></body>
+    </body>
+    <body pos="0.35 0 0.25">
+      <freejoint/><geom type="sphere" size="0.1" condim="6" contype="2" conaffinity="3"/>
+    </body>
+  </worldbody>
+  <equality><joint joint1="left" joint2="right" polycoef="0.1 -0.8 0.2 0 0"/></equality>
+</mujoco>
+"""
+"""Contacts of 1, 3, 4 and 6 dimensions, an equality constraint, dry friction and limits; two islands at times."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [pytest.param(DUAL_CONES, id="cones"), pytest.param(MEDLEY, id="medley")])
+def test_a_step_with_elliptic_cones_by_gauss_seidel_is_mujocos_to_rounding(text):
+    errors, single = errors_in_both(text, "")
+    assert errors.values.max() < 1e-10
+    assert len(errors.values) > 350 and errors.contacts > 4 and errors.lost == 0
+    assert text == DUAL_CONES or errors.islands >= {(0, 1), (0, 0)}
+    assert single[:2].max() < 1e-6
 
 
 UPRIGHT = """
@@ -281,6 +317,7 @@ SCALED = {
     "pyramids": PAIRS.format(option=""),
     "elliptic pairs": PAIRS.format(option='cone="elliptic" impratio="2"'),
     "dual": PAIRS.format(option='solver="PGS" iterations="100" tolerance="1e-14"'),
+    "dual cones": PAIRS.format(option='cone="elliptic" impratio="2" solver="PGS"'),
 }
 
 
@@ -290,6 +327,7 @@ SCALED = {
     [
         *("half_cheetah", "free", "elliptic pairs"),
         *soak("ant", "humanoid", "swimmer", "pusher", "joints", "implicit", "cones", "tendons", "pyramids", "dual"),
+        *soak("dual cones"),
     ],
 )
 def test_scaled_parameters_are_those_of_a_model_edited_in_the_same_way(name):
@@ -487,7 +525,14 @@ def test_a_bad_state_starts_again_and_is_counted(bad):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(CONES, id="elliptic cones"), *soak("ant")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(CONES, id="elliptic cones"),
+        pytest.param(DUAL_CONES, id="elliptic cones by Gauss-Seidel", marks=pytest.mark.soak),
+        *soak("ant"),
+    ],
+)
 def test_quantities_that_are_read_are_mujocos_after_a_step(name):
     """Each lags behind the state as in `mjData`, from the last stage of Runge-Kutta."""
     import mujoco
@@ -590,8 +635,9 @@ def test_a_step_with_equality_constraints_is_mujocos_to_rounding(options):
 
 
 @pytest.mark.slow
-def test_a_step_with_equality_constraints_by_gauss_seidel_is_mujocos_to_rounding():
-    errors = parity.step_errors(LOOPS.format(option='solver="PGS"'), float64, 400)
+@pytest.mark.parametrize("cone", ["pyramidal", *soak("elliptic")])
+def test_a_step_with_equality_constraints_by_gauss_seidel_is_mujocos_to_rounding(cone):
+    errors = parity.step_errors(LOOPS.format(option=f'solver="PGS" cone="{cone}"'), float64, 400)
     assert errors.rows > 30 and errors.contacts > 0 and errors.lost == 0
     assert len(errors.values) > 350 and (0, 1, 1, 2, 2) in errors.islands
     assert errors.values.max() < 1e-10
@@ -625,7 +671,11 @@ TWINS = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "option", ['cone="elliptic"', *soak('solver="PGS"', 'cone="elliptic"><flag island="disable"/')]
+    "option",
+    [
+        'cone="elliptic"',
+        *soak('solver="PGS"', 'cone="elliptic" solver="PGS"', 'cone="elliptic"><flag island="disable"/'),
+    ],
 )
 def test_a_step_of_two_robots_is_mujocos_to_rounding(option):
     """Together they are one island of constraints while they touch each other, else two, solved apart unless that is
@@ -710,8 +760,8 @@ def test_a_field_whose_replacement_would_leave_stale_constants_is_refused(field,
 
 
 def test_an_element_that_is_not_covered_is_named():
-    with pytest.raises(OperantError, match=r"elliptic friction cones under PGS.*gymnasium.Env"):
-        Model.from_mjcf('<mujoco><option cone="elliptic" solver="PGS"/></mujoco>')
+    with pytest.raises(OperantError, match=r"the solver CG \(Newton and PGS are covered\).*gymnasium.Env"):
+        Model.from_mjcf('<mujoco><option solver="CG"/></mujoco>')
     loops = Model.from_mjcf(LOOPS.format(option=""))
     with pytest.raises(OperantError, match="does not keep cfrc_ext"):
         build(loops, reads=("cfrc_ext",))
