@@ -1,10 +1,10 @@
-"""Elliptic friction cones of contacts, as device functions for one model, for Newton's method and the warm start of `pgs`.
+"""Elliptic friction cones of contacts, as device functions for one model, for Newton's method.
 
 Source: MuJoCo's documentation, "Computation: friction cones" and "Constraint model: primal problem", and
 `engine_core_constraint.c` (`mj_constraintUpdate_impl`). A contact's residuals r, scaled to U = (mu r_0, mu_i r_i) with
 mu = mu_1 / sqrt(impratio), split into N = U_0 and T = |U_1, U_2, ...|. With E = D / mu^2 and Dm = E / (1 + mu^2) a
 contact costs 0 in the top zone (N >= mu T), E (N^2 + T^2) / 2 in the bottom zone (mu N + T <= 0), and
-Dm (N - mu T)^2 / 2 between both.
+Dm (N - mu T)^2 / 2 between both. The forces at the last acceleration are also the warm start of `pgs`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The dual of `cones`: the forces f of a contact with friction are one block, boun
 sum_i (f_i / mu_i)^2 <= f_0^2 (MuJoCo's documentation, "Computation: friction cones"; `solPGS` and `mju_QCQP` of MuJoCo
 4.0). A block is minimised in two parts: all its forces along the ray through them, then the friction forces for that
 normal force. The second is a quadratic program with one quadratic constraint, solved by Newton's method for the
-constraint's multiplier.
+constraint's multiplier. In float32 it ends where rounding hides the violation.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import Any
+
+from numpy import float32
 
 from operant.compute.device import device, device_call
 from operant.physics import constants as c
@@ -45,7 +47,7 @@ def dual_cones(lay: Layout, contacts: Contacts, gradient: Any, real: Any) -> Dua
     size, square = rows, most * most
     places, friction = contacts.places, contacts.friction
     zero, half, one, two = real(0.0), real(0.5), real(1.0), real(2.0)
-    least, small = real(c.MINVAL), real(SMALL)
+    least, small, noise = real(c.MINVAL), real(SMALL), real(5e-7 if real is float32 else 0.0)
 
     @device
     def scaled_square(w, row, pair, dims):
@@ -135,7 +137,7 @@ def dual_cones(lay: Layout, contacts: Contacts, gradient: Any, real: Any) -> Dua
             violation = -normal * normal
             for i in range(n):
                 violation += x[i] * x[i]
-            if violation < small:
+            if violation < max(small, noise * normal * normal):
                 break
             bent = zero
             for i in range(n):
