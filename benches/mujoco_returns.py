@@ -258,7 +258,7 @@ class Session:
 
     def run(self, jobs: list[Job], seeds: list[int]) -> None:
         """Compile the kernels of all recipes, then train each recipe with each seed until the time budget is spent."""
-        waiting = [(job, seed) for seed in seeds for job in jobs if not self._place(job, seed).exists()]
+        waiting = [(job, seed) for seed in seeds for job in jobs if not self._file_of(job, seed).exists()]
         jobs = [job for job in jobs if any(job is other for other, _ in waiting)]
         if not jobs:
             return
@@ -274,7 +274,7 @@ class Session:
             print(json.dumps({"recipe": job.recipe, "seed": seed, "skipped": "no time left"}), flush=True)
 
     def _warm(self, job: Job, place: str | None) -> None:
-        """Compile a job's kernels by a few iterations with an evaluation."""
+        """Compile the kernels of a recipe into the cache by two iterations of training and an evaluation."""
         overrides = [*job.overrides, *self.more]
         config = request.make(overrides, config=job.recipe, environment_file=None, settings={}).load()
         steps = getattr(config.algo, "learning_starts", 0) + 2 * config.algo.horizon * int(config.env.lanes)
@@ -295,13 +295,13 @@ class Session:
             with tempfile.TemporaryDirectory() as folder:
                 line = self._train(job, seed, Path(folder), place)
                 if "error" not in line:
-                    with tarfile.open(self._place(job, seed, "-stopped" if "stopped" in line else ""), "w") as file:
+                    with tarfile.open(self._file_of(job, seed, "-stopped" if "stopped" in line else ""), "w") as file:
                         for path in sorted(Path(folder).iterdir()):
                             file.add(path, path.name)
             print(json.dumps(line | {"gpu": place, "limit_s": job.limit_s}), flush=True)
 
-    def _place(self, job: Job, seed: int, how: str = "") -> Path:
-        """File of a run."""
+    def _file_of(self, job: Job, seed: int, how: str = "") -> Path:
+        """Path of the .tar file of a run; `how` ends its name."""
         return self.out / f"{job.recipe.replace('/', '_')}-{seed}{how}.tar"
 
     def _train(

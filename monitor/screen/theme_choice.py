@@ -11,6 +11,9 @@ import os
 from pathlib import Path
 from typing import Final
 
+from operant import runs
+from operant.errors import MachineError
+
 NAMES: Final = ("dark", "light")
 _LIMIT_BYTES: Final = 16
 
@@ -34,23 +37,16 @@ def load() -> str | None:
 
 
 def save(name: str) -> None:
-    """Keep the theme `name` for the next start. The file is replaced as a whole, so that no reader finds half of it."""
+    """Keep the theme `name` for the monitor's next start."""
     file_path = _path()
     if file_path is None:
         return
-    temporary = file_path.with_name(f".theme-{os.getpid()}")
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, MachineError):
         file_path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_text(f"{name}\n", encoding="ascii")
-            os.replace(temporary, file_path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
+        runs.write_file(file_path, f"{name}\n".encode())
 
 
 def _path() -> Path | None:
-    """Return the path of the file; None without a home directory."""
-    base = os.environ.get("XDG_STATE_HOME") or ""
-    if not os.path.isabs(base):  # the XDG specification: relative paths are to be ignored
-        base = os.path.expanduser("~/.local/state")
-    return Path(base, "operant", "theme") if os.path.isabs(base) else None
+    """Return the path of the file that keeps the chosen theme; None without a home directory."""
+    folder = runs.state_folder()
+    return folder / "theme" if folder is not None else None

@@ -40,8 +40,8 @@ class _SealedLibrary(JITCodeLibrary):
 
 
 class _HelperLibrary(JITCodeLibrary):
-    """Module of a function that only compiled functions call. It is optimised in its callers alone: else a function
-    that is called through five others is optimised six times, and gets machine code that nothing runs.
+    """LLVM module of a `device_call` function. Only its callers optimise it and make machine code of it: numba would
+    optimise a function that is called through five others six times.
     """
 
     def _optimize_final_module(self) -> None:
@@ -54,16 +54,16 @@ class _HelperLibrary(JITCodeLibrary):
 
 
 @register_pass(mutates_CFG=False, analysis_only=True)
-class _Announce(LoweringPass):
-    """Pass that gives a function without machine code to its callers, as numba's lowering does for others."""
+class _RegisterHelper(LoweringPass):
+    """Compiler pass that makes a function without machine code known to numba, so that other functions can call it."""
 
-    _name = "operant_announce_helper"
+    _name = "operant_register_helper"
 
     def __init__(self) -> None:
         super().__init__()
 
     def run_pass(self, state: Any) -> bool:
-        """Make the function's entry point, which has no address and serves as its key."""
+        """Register the compiled function under a new function object, by which numba finds it; its address is 0."""
         lowered, library = state.cr, state.library
         fndesc, name = lowered.fndesc, lowered.fndesc.qualname.split(".")[-1]
         key = _dynfunc.make_function(fndesc.lookup_module(), name, name, 0, lowered.env, (library,))
@@ -73,7 +73,7 @@ class _Announce(LoweringPass):
 
 
 class HelperCompiler(Compiler):
-    """Numba's compiler for a function that only compiled functions call: its module has no machine code."""
+    """Numba's compiler for `device_call` functions, which compiled functions alone call. It makes no machine code."""
 
     def define_pipelines(self) -> Any:
         """Give the compilation such a module, and return numba's passes with one more."""
@@ -82,7 +82,7 @@ class HelperCompiler(Compiler):
         state.flags.no_compile = True
         passes = super().define_pipelines()
         for manager in passes:
-            manager.add_pass_after(_Announce, NativeLowering)
+            manager.add_pass_after(_RegisterHelper, NativeLowering)
             manager.finalize()
         return passes
 

@@ -246,8 +246,8 @@ def pgs(
 
     @device
     def member(w, k):
-        """Number of the k-th row, or the first row of the k-th block, in the list of members, which is ordered by
-        islands.
+        """Constraint row at place k of the solver's list, which is ordered by islands; of an elliptic cone, whose rows
+        are updated together, its first row.
         """
         return k if most == 1 and not elliptic else int(w[MEMBER + k])
 

@@ -51,6 +51,7 @@ from operant.runs.index import (
     resolve,
     root,
     scope,
+    state_folder,
 )
 from operant.runs.log import LEFT_OUT, SESSION_MARK, Tail, clock_and_text, log_end
 from operant.runs.metrics import (
@@ -172,6 +173,7 @@ __all__ = [
     "signal_worker",
     "start_ticks",
     "state",
+    "state_folder",
     "target_reached",
     "target_remark",
     "text_of",

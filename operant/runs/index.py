@@ -168,12 +168,20 @@ def remove(run: Run) -> None:
 # index
 
 
-def _index_folder() -> Path | None:
-    """Return the folder of the user's index; None without a home directory."""
+def state_folder() -> Path | None:
+    """Return the folder in which Operant keeps what it remembers for a user, `$XDG_STATE_HOME/operant` or
+    `~/.local/state/operant`; None without a home directory. It need not exist.
+    """
     base = os.environ.get("XDG_STATE_HOME") or ""
     if not os.path.isabs(base):  # the XDG specification: relative paths are to be ignored
         base = os.path.expanduser("~/.local/state")
-    return Path(base, "operant", "runs") if os.path.isabs(base) else None
+    return Path(base, "operant") if os.path.isabs(base) else None
+
+
+def _index_folder() -> Path | None:
+    """Return the folder of the user's index; None without a home directory."""
+    folder = state_folder()
+    return folder / "runs" if folder is not None else None
 
 
 def _index(pattern: re.Pattern[str] = _LINK) -> Iterator[tuple[str, str, str]]:
