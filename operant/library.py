@@ -374,7 +374,7 @@ def list_runs(
     env: str | None = None,
     algo: str | None = None,
     state: str | None = None,
-    root: str | None = None,
+    root: str | Path | None = None,
 ) -> list[Run]:
     """List the runs that match all filters, newest first. `pattern` is matched with ids and may hold `*` and `?`;
     `root` is the folder of runs to search (default: as `operant runs`).
@@ -399,7 +399,7 @@ def train(
     config: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     name: str | None = None,
-    root: str | None = None,
+    root: str | Path | None = None,
     wait: bool = True,
     progress: bool = True,
     callbacks: Callback | Sequence[Callback] = (),
@@ -600,7 +600,7 @@ def load(
     checkpoint: str | int | None = None,
     *,
     device: str = "auto",
-    root: str | None = None,
+    root: str | Path | None = None,
     trust: bool = False,
 ) -> Policy:
     """Load a trained policy. `run` is an id, a unique part of one, a path, "latest", a `Run`, the path of a checkpoint,

@@ -48,11 +48,11 @@ _ENDING = re.compile(r"[0-9a-f]{4}|[0-9a-f]{8}")  # random end of an id
 _SHOWN = 5  # runs named in a message about an ambiguous name
 
 
-def root(override: str | None = None) -> Path:
+def root(override: str | os.PathLike[str] | None = None) -> Path:
     """Return the absolute path of the folder for new runs: `override` (--runs), else $OPERANT_RUNS, else ./runs. It
     need not exist. Raises UsageError for an empty `override`.
     """
-    if override is not None and not override.strip():
+    if override is not None and not os.fspath(override).strip():
         raise UsageError("--runs is empty (an unset variable of the shell?): give a folder, or leave the option out")
     return Path(os.path.abspath(os.path.expanduser(override or os.environ.get("OPERANT_RUNS") or "runs")))
 
@@ -66,7 +66,7 @@ class Scope(NamedTuple):
     everywhere: bool = True  # include the runs of the index
 
 
-def scope(override: str | None = None) -> Scope:
+def scope(override: str | os.PathLike[str] | None = None) -> Scope:
     """Return the set of runs to search: those in the folder `override` (--runs) or $OPERANT_RUNS alone; without either
     ./runs and the user's index.
     """
