@@ -232,6 +232,7 @@ def test_a_step_with_limited_tendons_is_mujocos_to_rounding(integrator):
     assert errors.rows == 2 and errors.contacts == 0
 
 
+@pytest.mark.slow
 def test_a_tendon_at_its_limit_is_not_counted_as_a_contact():
     from numba import njit
 

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from processes import operant_process
 
 import operant
 from operant import runs
@@ -55,17 +54,17 @@ def test_a_mistyped_policy_is_answered_with_the_nearest_and_all_names(tmp_path):
         operant.load("cartpole", root=tmp_path)
 
 
-def test_the_commands_list_evaluate_and_export_a_policy_of_the_zoo(tmp_path):
-    listed = json.loads(operant_process(tmp_path, "zoo", "--json").stdout)["policies"]
+def test_the_commands_list_evaluate_and_export_a_policy_of_the_zoo(here, tmp_path):
+    listed = json.loads(here("zoo", "--json").out)["policies"]
     assert [one["name"] for one in listed] == [f"zoo:{name}" for name in zoo.names()]
-    evaluated = operant_process(tmp_path, "eval", "zoo:cartpole", "--episodes", "20", "--greedy", "--json")
-    assert json.loads(evaluated.stdout)["env"] == "cartpole"
+    evaluated = here("eval", "zoo:cartpole", "--episodes", "20", "--greedy", "--json")
+    assert json.loads(evaluated.out)["env"] == "cartpole"
     target = tmp_path / "pole.npz"
-    exported = operant_process(tmp_path, "export", "policy", "zoo:cartpole", "--to", "numpy", "--out", target)
-    assert exported.returncode == 0 and target.is_file(), exported.stderr
+    exported = here("export", "policy", "zoo:cartpole", "--to", "numpy", "--out", target)
+    assert exported.code == 0 and target.is_file(), exported.err
 
 
-def test_no_command_that_changes_a_run_takes_one_of_the_zoo(tmp_path):
+def test_no_command_that_changes_a_run_takes_one_of_the_zoo(here):
     for command in ("stop", "rm", "resume"):
-        assert operant_process(tmp_path, command, "zoo:cartpole").returncode != 0
+        assert here(command, "zoo:cartpole").code != 0
     assert (zoo.FOLDER / "cartpole" / "run.json").is_file()
