@@ -4,6 +4,7 @@
     python benches/physics.py cpu [NAME ...]                      # one core, in turns with C MuJoCo
     python benches/physics.py write                # models to build/physics, for a machine without mujoco
     python benches/physics.py gpu [NAME ...] [--lanes 8192,65536] [--threads 64,8]  # steps/s; reads build/physics
+    ncu --profile-from-start off ... python benches/physics.py profile [NAME ...] [--lanes 8192]  # one launch of each
     python benches/physics.py ptx [NAME ...]                      # registers, stack and spills, without a GPU
 
 NAMEs are those of Gymnasium's models, robot30 (made up: 30 hinges) and dm_control/DOMAIN. A step is one `mj_step`, of
@@ -162,6 +163,23 @@ def gpu(names: list[str], counts: list[int], launches: int, threads: list[int]) 
                 )
 
 
+def profile(names: list[str], counts: list[int], launches: int) -> None:
+    """Take one launch of each model and number of lanes between the start and the stop of a profiler, after `launches`
+    others.
+    """
+    on = torch.device("cuda")
+    for name in names:
+        model = Model.load((FOLDER / f"{name}.model").read_bytes())
+        for count in counts:
+            bench = Bench(model, count, on, kernels_of(model, on))
+            bench.run(launches)
+            torch.cuda.synchronize()
+            torch.cuda.profiler.start()
+            bench.kernel(bench.count, bench.bound, bench.slot)
+            torch.cuda.synchronize()
+            torch.cuda.profiler.stop()
+
+
 def helpers() -> Any:
     """Module of the tests that compares with MuJoCo."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -262,7 +280,7 @@ def write(names: list[str]) -> None:
 def main() -> None:
     """Run one mode."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=("parity", "cpu", "write", "gpu", "ptx"))
+    parser.add_argument("mode", choices=("parity", "cpu", "write", "gpu", "profile", "ptx"))
     parser.add_argument("names", nargs="*", default=list(NAMES))
     parser.add_argument("--states", type=int, default=2000)
     parser.add_argument("--lanes", default="8192,65536")
@@ -272,6 +290,8 @@ def main() -> None:
     if options.mode == "gpu":
         lanes, threads = ([int(x) for x in text.split(",")] for text in (options.lanes, options.threads))
         gpu(options.names, lanes, options.launches, threads)
+    elif options.mode == "profile":
+        profile(options.names, [int(x) for x in options.lanes.split(",")], options.launches)
     elif options.mode == "parity":
         parity(options.names, options.states)
     else:

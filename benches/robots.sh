@@ -35,12 +35,12 @@ bits() {
     timeout "$(left)" python3 benches/robot_bits.py runs --gpus "$(nvidia-smi -L | wc -l)" >"$OUT/bits_runs.txt"
 }
 
-# The kernel of the 80th launch: those before reset the lanes, compare bits and let humanoids fall.
+# One launch of five steps, after 60 in which humanoids fall.
 profile() {
     local model
-    for model in humanoid ant half_cheetah; do
-        timeout "$(left)" ncu --set detailed --import-source no --clock-control none -k regex:shell -s 79 -c 1 \
-            python3 benches/physics.py gpu "$model" --lanes 8192 --launches 1 >"$OUT/profile_$model.txt" 2>&1
+    for model in humanoid humanoidstandup ant half_cheetah; do
+        timeout "$(left)" ncu --profile-from-start off --set detailed --import-source no --clock-control none \
+            python3 benches/physics.py profile "$model" --lanes 8192 --launches 60 >"$OUT/profile_$model.txt" 2>&1
     done
 }
 
