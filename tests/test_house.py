@@ -90,7 +90,7 @@ def own_imports(name: str) -> frozenset[str]:
 
 # IMPORTS GO ONE WAY
 
-ROOT = {"errors", "text", "settings", "old_names", "similar"}
+ROOT = {"errors", "text", "settings", "old_names", "similar", "env_names"}
 LEARNING = {"compute", "host", "physics", "envs", "worlds", "nn", "data", "kernels"}
 TRAINING = LEARNING | {"runs", "config", "algos", "training"}
 RANKS: dict[str, set[str]] = {
@@ -99,6 +99,7 @@ RANKS: dict[str, set[str]] = {
     "text": {"errors"},
     "settings": {"errors"},
     "similar": {"text"},
+    "env_names": set(),
     "runs": ROOT,
     "compute": ROOT,
     "host": ROOT | {"compute.user_file"},

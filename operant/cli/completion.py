@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from pathlib import Path
 from typing import Any
 
-from operant import runs
+from operant import env_names, runs
 from operant.config import recipes
 from operant.runs import zoo
 
@@ -34,14 +33,7 @@ def environments(incomplete: str) -> list[str]:
     """Complete an environment: shipped ones and Python files that begin with `incomplete`, then keys of the
     configuration.
     """
-    folder = Path(__file__).resolve().parents[1] / "envs"
-    # Equal to `operant.envs.names`, which would import numba.
-    names = []
-    for path in folder.glob("**/*.py"):
-        file = path.relative_to(folder)
-        parts = file.parent.parts if file.stem == "__init__" else file.with_suffix("").parts
-        tasks = re.findall(r"^ENV(?:_([A-Z0-9_]+))? = ", path.read_text(encoding="utf-8"), re.MULTILINE)
-        names += ["_".join((*parts, *([task.lower()] if task else []))) for task in tasks]
+    names = env_names.modules()
     files_and_keys = [*python_files(incomplete), *(keys(incomplete) if incomplete else ())]
     return [*sorted(name for name in names if name.startswith(incomplete)), *files_and_keys]
 

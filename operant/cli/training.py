@@ -128,7 +128,7 @@ def train(
             trust,
         )
     asked = request.make(words or (), config=config, environment_file=env, settings=settings)
-    asked.check_keys()
+    asked.check_early()
     say(*asked.notes)
     if dry_run:
         consented(trust, lambda trusted: _dry_run(asked, trusted))

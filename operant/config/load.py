@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from operant import similar
-from operant.config import formats, messages, resolve, schedules, sections, trust
+from operant.config import formats, messages, resolve, schedules, sections, trust, validation
 from operant.config.raw import Key, RawConfig, flat, quoted, read
 from operant.host import names
 from operant.nn import mlp
@@ -291,48 +291,7 @@ def _section(raw: RawConfig, name: str, model: type[BaseModel], known: dict[str,
     """Validate section `name` of a raw configuration and return its model, or None after adding one problem to `raw`
     for each invalid key. `known`: valid keys by section, for suggestions.
     """
-    data = raw.data.get(name, {})
-    if not isinstance(data, dict):
-        raw.problem(
-            raw.location((name,)),
-            f"{name} is a section of keys, such as {name}.{known[name][0]}, not a value (got {quoted(data)})",
-        )
-        return None
-    if name == "algo":
-        data = {key: value for key, value in data.items() if key != "name"}
-    # "none" unsets an optional key, since TOML has no null.
-    data = {key: value for key, value in data.items() if not (value == "none" and _may_be_unset(model, key))}
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        problems = list(messages.problems(error, data))
-    # run.name=123 on the command line is meant as text, although it parses as a number.
-    texts = {
-        item.key[0]: raw.texts[(name, *item.key)]
-        for item in problems
-        if item.kind == "string_type" and (name, *item.key) in raw.texts
-    }
-    texts = {key: text for key, text in texts.items() if data[key] != text and not isinstance(data[key], list | dict)}
-    if texts:
-        raw.data[name] |= texts
-        return _section(raw, name, model, known)
-    for item in problems:
-        path = (name, *item.key)
-        if item.kind == "extra_forbidden":
-            _unknown(raw, path, known, known[name])
-        else:
-            got = "" if item.kind == "missing" else f" (got {quoted(item.value)})"
-            raw.problem(raw.location(path), f"{messages.dotted(path)}: {item.message}{got}")
-    return None
-
-
-def _may_be_unset(model: type[BaseModel], key: str) -> bool:
-    """Whether a key of a section's model is optional with the default None, such as run.target."""
-    return (
-        key in model.model_fields
-        and not model.model_fields[key].is_required()
-        and model.model_fields[key].default is None
-    )
+    return validation.section(raw, name, model, known[name][0], lambda path: _unknown(raw, path, known, known[name]))
 
 
 def _unknown(raw: RawConfig, key: tuple[str, ...], known: Mapping[str, Sequence[str]], names: Sequence[str]) -> None:

@@ -109,21 +109,13 @@ class Request:
         """Return the existing environment, algorithm and network files of the user that the request names."""
         return trust.code_files(self.raw, self.directory)
 
-    def check_keys(self) -> None:
-        """Raise ConfigError if the request has invalid TOML or keys that no algorithm has. Imports no algorithm: torch
-        takes seconds.
+    def check_early(self) -> None:
+        """Raise ConfigError if the request has invalid TOML, unknown names or keys, or values of the wrong type or out
+        of range. Imports no algorithm: torch takes seconds.
         """
-        from operant.config import keys
+        from operant.config import early
 
-        unknown = list(keys.unknown(self.raw))
-        if unknown:
-            from operant.config import messages
-
-            names = keys.known()
-            for key in unknown:
-                siblings = names.get(key[0]) if len(key) > 1 else None
-                known = siblings or (*names, "sweep")
-                self.raw.problem(self.raw.location(key), messages.unknown_key(key, names, known))
+        early.check(self.raw)
         self.raw.raise_problems()
 
     def anneals(self) -> bool:

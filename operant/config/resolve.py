@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 from pydantic import StrictBool, TypeAdapter, ValidationError
 
 from operant import algos, envs, similar
-from operant.config import messages, recipes
+from operant.config import messages, naming, recipes
 from operant.config.raw import DEFAULT, Key, RawConfig, quoted
 from operant.envs import outside, ranges
 from operant.errors import MachineError, NotFoundError, OperantError
@@ -66,13 +65,10 @@ def algorithm(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
     adds a problem and gives the class of the closest shipped algorithm, None if none is close.
     """
     key, default = ("algo", "name"), recipes.algorithm_of(str(value_of(raw, "env", "name", recipes.ENVIRONMENT)))
-    name, location, shipped = value_of(raw, *key, default), raw.location(key), ", ".join(algos.names())
-    if not isinstance(name, str):
-        raw.problem(location, f"algo.name: input should be one of {shipped} (got {quoted(name)})")
-        return None, ""
-    if name in algos.names():
+    name, location = value_of(raw, *key, default), raw.location(key)
+    if isinstance(name, str) and name in algos.names():
         return algos.load(name), name
-    path, _, class_name = name.rpartition(":")
+    path, _, class_name = name.rpartition(":") if isinstance(name, str) else ("", "", "")
     if path.endswith(".py") and class_name.isidentifier():
         try:
             resolved = f"{user_file(path, raw, key, folder)}:{class_name}"
@@ -80,13 +76,9 @@ def algorithm(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
         except OperantError as error:
             raw.problem(location, f"algo.name: {error}")
             return None, name
-    alike = [other for other in algos.names() if other[0] == name[:1].lower()]  # a2c is not sac
-    nearest = similar.nearest(name, alike)
-    available = f"Available: {shipped}, or your own as FILE.py:CLASS, such as my_algo.py:MyAlgo"
-    raw.problem(
-        location, f"algo.name: unknown algorithm {quoted(name)}{similar.did_you_mean(nearest) or '.'} {available}"
-    )
-    return nearest and algos.load(nearest), name
+    message, nearest = naming.unknown_algorithm(name)
+    raw.problem(location, message)
+    return nearest and algos.load(nearest), name if isinstance(name, str) else ""
 
 
 def algorithms_with(key: str) -> list[str]:
@@ -111,45 +103,12 @@ def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
         shipped = envs.find(name)
         return shipped, shipped.name
     except KeyError:
-        nearest = similar.nearest(name, envs.names())
-        if name in algos.names():
-            raw.problem(
-                location,
-                f"env.name: {name} is an algorithm, not an environment: operant train cartpole algo.name={name}",
-            )
-            return None, name
-        if name.endswith(".toml") or name in recipes.shipped():
-            raw.problem(location, f"env.name: {similar.configuration_given(name)}")
-            return None, name
-        own = "your own file (my_env.py), an outside one (gymnasium:ID, ale:NAME, envpool:ID, my_envs.py:make)"
-        meant = _outside_meant(name, nearest)
-        unknown = similar.unknown_environment(name, envs.names(), others=own, suggested=meant)
-        raw.problem(location, f"env.name: {unknown}")
+        message, nearest = naming.unknown_environment(name, envs.names())
+        raw.problem(location, message)
         return nearest and envs.find(nearest), name
     except OperantError as error:
         raw.problem(location, f"env.name: {error}")
         return None, name
-
-
-def _outside_meant(name: str, nearest: str | None) -> str | None:
-    """Return the name, with its library, of the Gymnasium or Atari environment that an unknown name probably means;
-    None if it is rather `nearest`, a shipped one.
-    """
-    if name.startswith("ALE/"):
-        return f"ale:{name.removeprefix('ALE/').partition('-')[0]}"
-    if nearest and nearest.replace("_", "") == name.partition("-")[0].lower():
-        return None
-    try:
-        from gymnasium import registry
-    except ImportError:
-        registry = {}
-    if name in registry:
-        return f"gymnasium:{name}"
-    if nearest:
-        return None
-    versions = [id_ for id_ in registry if id_.rpartition("-v")[0] == name]
-    looks_like_one = re.fullmatch(r"[\w.-]+(/[\w.-]+)?-v\d+", name)
-    return f"gymnasium:{versions[-1]}" if versions else f"gymnasium:{name}" if looks_like_one else None
 
 
 def _outside_name(name: str, raw: RawConfig, folder: Path | None) -> str:

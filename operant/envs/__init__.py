@@ -4,16 +4,15 @@ operant/envs/base.py.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 import os
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+from operant import env_names
 from operant.compute import user_file
 from operant.compute.device import device, device_call
 from operant.compute.rng import integer, uniform, uniform4
@@ -53,15 +52,11 @@ __all__ = [
 ]
 
 
-EXPORT = re.compile(r"^(ENV(?:_([A-Z0-9_]+))?) = ", re.MULTILINE)
-"""Line of a module that exports an environment: `ENV = ...`, or `ENV_TASK = ...` for one of several tasks."""
-
-
 def names() -> list[str]:
     """Sorted names of the shipped environments: one for each `ENV` that a module below this package exports, and one
     for each `ENV_TASK`, of a file with several tasks.
     """
-    return sorted(_modules())
+    return sorted(env_names.modules(tuple(__path__)))
 
 
 def find(name: str) -> Env:
@@ -70,7 +65,7 @@ def find(name: str) -> Env:
     """
     if name.endswith(".py"):
         return load_file(Path(name))
-    modules = _modules()
+    modules = env_names.modules(tuple(__path__))
     if name in modules:
         module, export = modules[name]
         return _named(importlib.import_module(module), name, export)
@@ -81,30 +76,9 @@ def find(name: str) -> Env:
     raise KeyError(name)
 
 
-def _modules() -> dict[str, tuple[str, str]]:
-    """Map the name of each shipped environment to its module and the name of the export in it: `minatar_breakout` to
-    operant.envs.minatar.breakout and ENV, `dmc_walker_run` to operant.envs.dmc.walker and ENV_RUN.
-    """
-    return _modules_in(tuple(__path__))
-
-
-@functools.cache
-def _modules_in(folders: tuple[str, ...]) -> dict[str, tuple[str, str]]:
-    """Map of `_modules` for these folders. The files are read once per process."""
-    found = {}
-    for folder in map(Path, folders):
-        for path in folder.glob("**/*.py"):
-            file = path.relative_to(folder)
-            parts = file.parent.parts if file.stem == "__init__" else file.with_suffix("").parts
-            for export, task in EXPORT.findall(path.read_text(encoding="utf-8")):
-                words = (*parts, task.lower()) if task else parts
-                found["_".join(words)] = ".".join((__name__, *parts)), export
-    return found
-
-
 def module_of(name: str) -> str:
     """Dotted name of the module that declares a shipped environment. Raises KeyError for an unknown name."""
-    return _modules()[name][0]
+    return env_names.modules(tuple(__path__))[name][0]
 
 
 def load_file(path: Path) -> Env:

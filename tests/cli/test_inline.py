@@ -526,10 +526,10 @@ def test_no_gpu_where_one_is_asked_for_ends_with_4_and_leaves_nothing(here, tmp_
 
 
 def test_a_worker_that_refuses_its_configuration_is_quoted_and_its_folder_deleted(tmp_path):
-    done = operant_process(tmp_path, "train", "cartpol", "env.lanes=0", "net.hidden=[]")
+    done = operant_process(tmp_path, "train", "cartpole", "env.params.gravty=1", "net.kind=mpl", "net.hidden=[0]")
     assert done.returncode == 2
-    assert "unknown environment 'cartpol' - did you mean 'cartpole'?" in done.stderr
-    assert "env.lanes" in done.stderr and "net.hidden" in done.stderr and "3 problems" in done.stderr
+    assert "unknown key 'env.params.gravty' - did you mean 'env.params.gravity'?" in done.stderr
+    assert "net.kind" in done.stderr and "net.hidden" in done.stderr and "3 problems" in done.stderr
     assert list((tmp_path / "runs").iterdir()) == []
 
 

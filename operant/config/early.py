@@ -1,0 +1,100 @@
+"""Checks of a request without its code: names, keys, and the type and range of each value. Imports no algorithm, no
+network and no environment, and so neither torch nor numba: a mistake on the command line is answered at once.
+
+`operant.config.load` repeats these checks and makes those that need the code: of parameters of environments, users'
+files, and values that conflict with each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from operant import algos, env_names
+from operant.config import keys, recipes
+from operant.config.raw import Key, RawConfig
+from operant.host import names
+
+
+def check(raw: RawConfig) -> None:
+    """Add a problem to a raw configuration for each unknown name, unknown key and invalid value. Values of a shipped
+    recipe are not checked.
+    """
+    _unknown_keys(raw)
+    algorithm = _algorithm(raw)
+    _environment(raw)
+    written = {key[0] for key in raw.texts if key[-1] != "name"} if _is_recipe(raw.source) else set(raw.data)
+    if written:
+        _values(raw, algorithm, written)
+
+
+def _is_recipe(source: Path | None) -> bool:
+    """Whether a configuration file is a shipped recipe, or None, the defaults."""
+    return source is None or source in map(Path.resolve, map(recipes.find_source, recipes.shipped()))
+
+
+def _unknown_keys(raw: RawConfig) -> None:
+    """Add a problem for each key that no shipped algorithm has."""
+    unknown = list(keys.unknown(raw))
+    if unknown:
+        from operant.config import messages
+
+        known = keys.known()
+        for key in unknown:
+            siblings = known.get(key[0]) if len(key) > 1 else None
+            raw.problem(raw.location(key), messages.unknown_key(key, known, siblings or (*known, "sweep")))
+
+
+def _algorithm(raw: RawConfig) -> str | None:
+    """Return the shipped algorithm of algo.name, None for a user's own. Adds a problem for an unknown name."""
+    name = _value(raw, "algo", "name", recipes.algorithm_of(str(_value(raw, "env", "name", recipes.ENVIRONMENT))))
+    if isinstance(name, str) and (name in algos.names() or ".py:" in name):
+        return name if name in keys.algorithms() else None
+    from operant.config import naming
+
+    raw.problem(raw.location(("algo", "name")), naming.unknown_algorithm(name)[0])
+    return None
+
+
+def _environment(raw: RawConfig) -> None:
+    """Add a problem if env.name is none of the shipped environments, their Gymnasium ids, files and outside names."""
+    name = _value(raw, "env", "name", recipes.ENVIRONMENT)
+    if not isinstance(name, str) or name.endswith(".py") or names.kind_of(name) is not None:
+        return
+    shipped = env_names.modules()
+    if name not in shipped and not env_names.may_be_id(name):
+        from operant.config import naming
+
+        raw.problem(raw.location(("env", "name")), naming.unknown_environment(name, sorted(shipped))[0])
+
+
+def _values(raw: RawConfig, algorithm: str | None, written: set[str]) -> None:
+    """Add a problem for each value of the sections `written` that has the wrong type or is out of range. The keys of
+    `[algo]` are checked if `algorithm` is a shipped one.
+    """
+    from operant.config import schedules, sections, validation
+
+    known = keys.known(algorithm or "")
+    for name, table in raw.data.items():
+        if name not in known or name not in written or (name == "algo" and algorithm is None):
+            continue
+        model = sections.MODELS.get(name) or keys.model((algorithm or "") if name == "algo" else "")
+        if isinstance(table, Mapping):
+            # Unknown keys have problems already. Schedules are checked with the algorithm.
+            table = {
+                key: value for key, value in table.items() if key in known[name] and not schedules.is_written(value)
+            }
+        # The view shares the list of problems.
+        validation.section(replace(raw, data={name: table}), name, model, known[name][0], _never)
+
+
+def _never(key: Key) -> None:
+    raise AssertionError(f"{key} was removed before")
+
+
+def _value(raw: RawConfig, section: str, key: str, default: object) -> object:
+    """Return the unvalidated value of a key in a section, of an override its text; `default` if it is not written."""
+    table = raw.data.get(section)
+    value = table.get(key, default) if isinstance(table, Mapping) else default
+    return value if isinstance(value, str | dict) else raw.texts.get((section, key), value)
