@@ -424,14 +424,12 @@ def _print_comparison(
 
 def _print_improvement(rows: Sequence[dict[str, Any]]) -> None:
     """Print the probabilities that a run of one group scores higher than one of another, for groups of several runs."""
-    pairs = [
-        (f"{row['group']} than {row['over']}", f"{row['value']:.2f}", _interval(row))
-        for row in rows
-        if row["low"] is not None
-    ]
-    if pairs:
+    from operant.plot.comparison import IMPROVEMENT_HEADS, improvement_notes, improvement_rows
+
+    if pairs := improvement_rows(rows):
         out("", "probability that a run scores higher")
-        print_table(("", "p", "95 %"), pairs, right=(1,))
+        print_table(IMPROVEMENT_HEADS, pairs, right=(1, 3))
+        out(*improvement_notes(rows))
 
 
 def _interval(estimate: dict[str, Any]) -> str:

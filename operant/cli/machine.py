@@ -173,8 +173,7 @@ def print_findings(examine: Callable[..., Iterator[Finding]], env: Any) -> bool:
         for finding in examine(env, report=report):
             screen.end()
             out(
-                f"{'warning' if finding.warning else 'ok' if finding.passed else 'problem':8} {finding.name:26} "
-                f"{finding.detail}",
+                f"{finding.word:8} {finding.name:26} {finding.detail}",
                 flush=True,
             )
             sound &= finding.passed

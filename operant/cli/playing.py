@@ -217,7 +217,8 @@ def play(
     within("--size", size, *_SIDES)
     within("--fps", fps, 0.1, 120)
     screen.require("operant play")
-    config = _configured(environment, param or ())
+    with _preparing("loading", environment):
+        config = _configured(environment, param or ())
     env = config.environment
     buttons = games.KeyBindings(env)
     buttons.bind(keys)
@@ -226,7 +227,7 @@ def play(
         raise UsageError(
             f"{safe(env.name)} has more actions than keys: remove --clock to play in turns, or give --keys"
         )
-    with _preparing(env.name):
+    with _preparing("compiling", env.name):
         stage = (HostStage if config.hosted else games.Stage)(
             env, config.params, seed=secrets.randbelow(1 << 31) if seed is None else seed
         )
@@ -252,13 +253,15 @@ def _on_screen(game: screen.Playable, stage: view.Stage, *, largest: int | None 
 
 
 @contextlib.contextmanager
-def _preparing(name: str) -> Iterator[None]:
-    """Show a progress line while kernels compile, which takes seconds the first time."""
+def _preparing(work: str, name: str) -> Iterator[None]:
+    """Show a progress line (`work`, as "compiling", and the environment's `name`) during work of some seconds: imports,
+    and kernels that compile the first time.
+    """
     from operant.display.progress import Screen
 
     screen = Screen(sys.stderr)
     if screen.is_terminal:
-        screen.show(f"compiling {safe(name)}")
+        screen.show(f"{work} {safe(name)} ...")
     try:
         yield
     finally:
@@ -330,7 +333,7 @@ def spectate(
         from operant.play import film
 
         name, environment, step = loaded.id, loaded.config.environment.name, loaded.step
-        with _preparing(environment):
+        with _preparing("compiling", environment):
             seed = loaded.config.run.seed if seed is None else seed
             stage, player = film.staged(loaded, lanes=1, seed=seed, greedy=greedy)
     title = f"{name}  {environment}  checkpoint {step:,}  {'greedy' if greedy else 'sampled'}"

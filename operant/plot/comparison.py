@@ -198,16 +198,58 @@ def summary(groups: Sequence[Group]) -> dict[str, Summary]:
 
 
 def _improvements(labels: Sequence[str], tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Compute the probability of improvement for each pair of groups with the same environments. `tasks` are each
-    group's scores by environment.
+    """Compute the probability of improvement for each pair of groups with the same environments, and the p-value of
+    their difference (None with a single run). `tasks` are each group's scores by environment.
     """
     from operant.plot import statistics
 
     result = []
     for (one, own_scores), (other, others) in itertools.combinations(zip(labels, tasks, strict=True), 2):
         if own_scores.keys() == others.keys():
-            estimate = statistics.probability_of_improvement(
-                list(own_scores.values()), [others[name] for name in own_scores]
-            )
-            result.append({"group": one, "over": other, **estimate._asdict()})
+            pair = list(own_scores.values()), [others[name] for name in own_scores]
+            estimate = statistics.probability_of_improvement(*pair)
+            counts = [sum(map(len, side)) for side in pair]
+            testable = min(len(values) for side in pair for values in side) > 1
+            test = {
+                "p_value": statistics.p_value(*pair) if testable else None,
+                "least_p_value": statistics.least_p_value(*pair) if testable else None,
+            }
+            result.append({"group": one, "over": other, **estimate._asdict(), "runs": counts, **test})
     return result
+
+
+SIGNIFICANT: Final = 0.05
+IMPROVEMENT_HEADS: Final = ("", "P", "95 %", "p-value")
+"""Titles of the columns of `improvement_rows`."""
+
+
+def improvement_rows(improvement: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str]]:
+    """Format the probabilities of improvement of a document for a table: those between groups of several runs."""
+    return [
+        (
+            f"{row['group']} than {row['over']}",
+            f"{row['value']:.2f}",
+            "-" if row["low"] is None else f"{row['low']:.2f} to {row['high']:.2f}",
+            f"{row['p_value']:.2g}" if row["p_value"] >= 0.001 else "< 0.001",
+        )
+        for row in improvement
+        if row["p_value"] is not None
+    ]
+
+
+def improvement_notes(improvement: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return sentences about the table of `improvement_rows`: the meaning of its columns, and which numbers of runs are
+    too few for a significant difference.
+    """
+    tested = [row for row in improvement if row["p_value"] is not None]
+    if not tested:
+        return []
+    few = {tuple(row["runs"]): row["least_p_value"] for row in tested if row["least_p_value"] > SIGNIFICANT}
+    notes = ["p-value: permutation test that both groups score the same, two-sided"]
+    if any(row["low"] is None for row in tested):
+        notes.append("-: the bootstrap has no interval for scores that do not overlap, or are all equal")
+    return notes + [
+        f"{own} against {other} runs are too few to tell: even if all score higher, chance does the same with p = "
+        f"{least:.2g} (4 against 4: 0.029)"
+        for (own, other), least in few.items()
+    ]

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from operant import runs
+from operant.plot import comparison
 from operant.plot.comparison import settings_table
 from operant.plot.selection import Group
 from operant.text import count, number, safe
@@ -152,13 +153,11 @@ def _scores(document: Mapping[str, Any]) -> str:
         ("probability that a run scores higher", document["improvement"]),
         ("over all environments", document.get("overall_improvement", [])),
     ):
-        pairs = [
-            (f"{one['group']} than {one['over']}", f"{one['value']:.2f}", _interval(one))
-            for one in improvement
-            if one["low"] is not None
-        ]
+        pairs = comparison.improvement_rows(improvement)
         if pairs:
-            parts.append(_table((heading, "p", "95 %"), pairs[:_MOST_PAIRS], (1,)))
+            parts.append(_table((heading, *comparison.IMPROVEMENT_HEADS[1:]), pairs[:_MOST_PAIRS], (1, 3)))
+            notes = ". ".join(note[:1].upper() + note[1:] for note in comparison.improvement_notes(improvement))
+            parts.append(f'<p class="note">{html.escape(notes)}.</p>')
         if len(pairs) > _MOST_PAIRS:
             parts.append(
                 f'<p class="note">{len(pairs) - _MOST_PAIRS} more pairs are not shown: <code>operant compare --json'

@@ -40,12 +40,12 @@ _LAST = ("keeps to its columns", "runs")  # if one of these fails, later finding
 
 def compiles_for_cuda(checked: BoundsChecked) -> list[Finding]:
     """Check that every function of the environment compiles to PTX and contains no float64 instructions; one finding
-    each. A warning where numba-cuda is not installed.
+    each. It needs numba-cuda but no GPU. Without numba-cuda: a warning on a machine with a GPU, else a note.
     """
     if find_spec("numba_cuda") is None:
-        return [
-            Finding("compiles for CUDA", True, "not checked: it needs numba-cuda, pip install 'operant[gpu]'", True)
-        ]
+        has_gpu, detail = torch.cuda.is_available(), "not checked: it needs numba-cuda, pip install 'operant[gpu]'"
+        detail += "" if has_gpu else " (no GPU needed)"
+        return [Finding("compiles for CUDA", True, detail, warning=has_gpu, note=not has_gpu)]
     name, names = "compiles for CUDA", ", ".join(f"sm_{major}{minor}" for major, minor in ARCHITECTURES)
     instructions: list[str] = []
     for capability in ARCHITECTURES:

@@ -43,6 +43,18 @@ class Evaluation(NamedTuple):
     unfinished: int  # episodes cut off by `max_steps`, counted with their return so far
     tally: dict[str, float]  # means of the environment's tallies by name
 
+    def __repr__(self) -> str:
+        """Return the fields with six significant digits: more are noise of the episodes. The fields are exact."""
+        fields = [f"{name}={_rounded(value)}" for name, value in self._asdict().items()]
+        return f"{type(self).__name__}({', '.join(fields)})"
+
+
+def _rounded(value: object) -> str:
+    """Format a number with six significant digits, a dict of numbers likewise, and anything else as by `repr`."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {_rounded(one)}' for key, one in value.items())}}}"
+    return repr(float(f"{value:.6g}")) if isinstance(value, float) else repr(value)
+
 
 def ci95(std: float, episodes: int) -> float:
     """Half-width of the 95 % confidence interval of a mean return (normal approximation), from the standard deviation

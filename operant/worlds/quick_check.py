@@ -30,13 +30,19 @@ LANES, LONG_STEPS = 64, 1000
 
 class Finding(NamedTuple):
     """Result of one check of an environment: its name, whether it passed, and a detail to print. A `warning` has passed
-    but deserves attention.
+    but deserves attention; a `note` has passed only because this machine cannot make the check and does not need it.
     """
 
     name: str
     passed: bool
     detail: str
     warning: bool = False
+    note: bool = False
+
+    @property
+    def word(self) -> str:
+        """Outcome in one word: problem, warning, note or ok."""
+        return "problem" if not self.passed else "warning" if self.warning else "note" if self.note else "ok"
 
 
 def require_sound(env: Env, file: Path, params: Any, device: torch.device) -> list[str]:

@@ -110,6 +110,48 @@ def test_compare_shows_it_in_the_terminal(three, here):
     assert any(re.match(r"algo\.name +ppo +sac", line) for line in lines)
 
 
+def test_a_comparison_of_few_runs_says_that_they_are_too_few(here, tmp_path):
+    for name, top, several in (("low", 10, 3), ("high", 20, 3), ("four", 30, 4)):
+        group = groups.create(tmp_path / "runs", name, "x", {}, list(range(1, several + 1)))
+        for seed in group.members:
+            member(group, seed, top=top, gamma=top / 100)
+    lines = here("compare", "low", "high").out.splitlines()
+    assert any(re.match(r"low than high +0\.00 +- +0\.1$", line) for line in lines), lines
+    assert any(line.startswith("3 against 3 runs are too few to tell") for line in lines)
+    assert any("no interval for scores that do not overlap" in line for line in lines)
+    (row,) = json.loads(here("compare", "low", "high", "--json").out)["improvement"]
+    assert (row["value"], row["low"], row["high"], row["runs"]) == (0.0, None, None, [3, 3])
+    assert row["p_value"] == row["least_p_value"] == pytest.approx(0.1)
+    enough = here("compare", "low", "four").out
+    assert "too few to tell: even if all score higher, chance does the same with p = 0.057" in enough
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (4, 5), (2, 9)])
+def test_the_p_value_is_that_of_the_exact_mann_whitney_test(sizes):
+    from scipy import stats
+
+    from operant.plot import statistics
+
+    generator = np.random.default_rng(3)
+    for shift in (0.0, 1.0, 5.0):
+        own, other = generator.normal(size=sizes[0]) + shift, generator.normal(size=sizes[1])
+        wanted = stats.mannwhitneyu(own, other, method="exact").pvalue
+        assert statistics.p_value([own], [other]) == pytest.approx(wanted)
+        assert statistics.least_p_value([own], [other]) <= wanted + 1e-12
+    assert statistics.p_value([np.ones(3)], [np.ones(4)]) == 1.0
+
+
+def test_the_p_value_over_tasks_counts_assignments_within_each():
+    from operant.plot import statistics
+
+    low, high = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0])
+    assert statistics.p_value([low, low], [high, high]) == pytest.approx(2 / 20**2)
+    assert statistics.p_value([low, high], [high, low]) == 1.0
+    assert statistics.least_p_value([low, low], [high, high]) == pytest.approx(2 / 20**2)
+    many = np.arange(30.0)
+    assert statistics.p_value([many], [many + 0.5]) > 0.3 and statistics.p_value([many], [many + 30]) < 0.001
+
+
 def test_a_group_stands_for_its_runs(here, tmp_path):
     group = groups.create(tmp_path / "runs", "many", "x", {}, [1, 2])
     for seed in group.members:

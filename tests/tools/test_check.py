@@ -109,10 +109,12 @@ def test_each_check_is_reported_before_its_finding(monkeypatch):
         assert isinstance(told[names.index(look) + 1], Finding) and names[names.index(look) + 1] == look, names
 
 
-def test_without_numba_cuda_the_check_for_gpus_is_a_warning_with_the_remedy(monkeypatch):
+@pytest.mark.parametrize(("has_gpu", "word"), [(True, "warning"), (False, "note")])
+def test_without_numba_cuda_the_check_for_gpus_is_left_out_with_the_remedy(monkeypatch, has_gpu, word):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     (finding,) = module.compiles_for_cuda(None)
-    assert finding.passed and finding.warning and "pip install 'operant[gpu]'" in finding.detail
+    assert finding.passed and finding.word == word and "pip install 'operant[gpu]'" in finding.detail
 
 
 @pytest.mark.slow

@@ -180,3 +180,12 @@ def test_a_better_policy_scores_better():
         net.head_weight[1, 0] = 1.0
     balanced = lanes.run(0)
     assert balanced.mean > 150 > random.mean and balanced.maximum <= 500
+
+
+def test_an_evaluation_prints_rounded_and_keeps_its_values_exact():
+    found = evaluate.Evaluation(499.96171875, 0.123456789, None, 480.0, 500.0, 499.9617, 1024, 0, {"won": 2 / 3})
+    assert repr(found) == (
+        "Evaluation(mean=499.962, ci95=0.123457, std=None, minimum=480.0, maximum=500.0, length=499.962, "
+        "episodes=1024, unfinished=0, tally={'won': 0.666667})"
+    )
+    assert found.ci95 == 0.123456789
