@@ -23,6 +23,7 @@ from operant.errors import NotFoundError, UsageError
 from operant.text import safe
 
 if TYPE_CHECKING:
+    from operant.config.raw import RawConfig
     from operant.play import load_policy, screen, video, view, viewer
 
 app = typer.Typer(**TYPER)
@@ -210,15 +211,17 @@ def play(
     keys: Annotated[str, typer.Option(metavar="KEY=ACTION,...", help="change keys, such as left=1,right=2")] = "",
 ) -> None:
     """Play an environment yourself in the terminal. Keys: arrows or wasd, ? for help."""
-    from operant.play import game as games
     from operant.play import screen
-    from operant.play.host_stage import HostStage
 
     within("--size", size, *_SIDES)
     within("--fps", fps, 0.1, 120)
     screen.require("operant play")
+    raw = _requested(environment, param or ())
     with _preparing("loading", environment):
-        config = _configured(environment, param or ())
+        from operant.play import game as games
+        from operant.play.host_stage import HostStage
+
+        config = _configured(raw)
     env = config.environment
     buttons = games.KeyBindings(env)
     buttons.bind(keys)
@@ -268,11 +271,9 @@ def _preparing(work: str, name: str) -> Iterator[None]:
         screen.end()
 
 
-def _configured(environment: str, params: Sequence[str]) -> Any:
-    """Load the configuration for playing an environment (name or file), with `params` KEY=VALUE and the checks of
-    training.
-
-    Raises UsageError, ConfigError, NotFoundError.
+def _requested(environment: str, params: Sequence[str]) -> RawConfig:
+    """Return the configuration for playing an environment (name or file), with `params` KEY=VALUE, before its code is
+    loaded. Raises UsageError, ConfigError, NotFoundError.
     """
     for pair in params:
         if not re.fullmatch(r"[A-Za-z_]\w*=.+", pair):
@@ -281,15 +282,26 @@ def _configured(environment: str, params: Sequence[str]) -> Any:
         raise UsageError(
             f"{safe(environment, 80)!r} is not an environment; give parameters as --param {safe(environment, 80)}"
         )
+    if environment.endswith(".py") and not os.path.isfile(os.path.expanduser(environment)):
+        raise NotFoundError(f"there is no environment file {safe(environment, 200)!r}")
+    from operant.config import early
+    from operant.config.raw import read
+
+    raw = read(None, [f"env.name={environment}", *(f"env.params.{pair}" for pair in params)])
+    early.check(raw)
+    raw.raise_problems()
+    return raw
+
+
+def _configured(raw: RawConfig) -> Any:
+    """Load the configuration for playing an environment, with the checks of training. Raises ConfigError."""
     from operant.compute.runtime import quiet_threads, set_threads
 
     quiet_threads()
     from operant.config import load as configuration
 
-    if environment.endswith(".py") and not os.path.isfile(os.path.expanduser(environment)):
-        raise NotFoundError(f"there is no environment file {safe(environment, 200)!r}")
     set_threads(1)
-    return configuration.load(None, [f"env.name={environment}", *(f"env.params.{pair}" for pair in params)])
+    return configuration.check(raw)
 
 
 def spectate(

@@ -133,7 +133,9 @@ def test_existing_run_name_is_reported(here, tmp_path):
 def test_a_name_that_cannot_be_one_starts_nothing(here, tmp_path, monkeypatch, words):
     monkeypatch.setattr(subprocess, "run", None)  # what starts a worker
     done = here("train", *SMALL, *words)
-    assert done.code == 2 and "cannot be the name of a run" in done.err and not (tmp_path / "runs").exists()
+    assert (
+        done.code == 2 and "run.name: input should be 1 to 64 letters" in done.err and not (tmp_path / "runs").exists()
+    )
 
 
 # LISTS

@@ -253,6 +253,7 @@ def test_a_file_can_be_played_without_colours(tmp_path):
         [sys.executable, "-m", "operant.cli", "play", "mine.py"], tmp_path, columns=60, rows=20, environment=how
     ) as terminal:
         see(terminal, "to start")
+        assert terminal.output.index(b"loading mine.py") < terminal.output.index(b"compiling mine")
         assert b"38;2;" not in terminal.output and b"48;2;" not in terminal.output
         os.kill(terminal.pid, signal.SIGHUP)
         assert terminal.wait(DEADLINE_S) == 129 and modes(terminal) == (True, True, True)
