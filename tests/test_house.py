@@ -367,6 +367,23 @@ def test_every_wait_for_the_device_is_marked(name):
             assert marked or (name, ast.unparse(node)) in NOT_A_WAIT, f"{name}:{node.lineno}: {ast.unparse(node)}"
 
 
+QUICK = ("operant.config.early", "operant.config.request", "operant.cli.completion", "operant.sweep.report")
+QUICK += ("operant.sweep.plan",)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_modules_of_quick_commands_import_neither_torch_nor_numba(name):
+    reached, left = set(), [name]
+    while left:
+        module = left.pop()
+        parents = {module.rpartition(".")[0]} & MODULES.keys()
+        for other in (modules_in(tree(module).body, module) | parents) - reached:
+            reached.add(other)
+            left += [other] if other in MODULES else []
+    assert {"operant.config.recipes", "operant"} & reached, f"{name} reaches only {reached}"
+    assert not {other for other in reached if other.partition(".")[0] in ("torch", "numba", "triton")}
+
+
 def test_only_kernel_knows_numbas_two_backends():
     # `ptx` and `check` compile for a GPU to look at what comes out, `jit_cache` keeps it, `cuda_ranges` improves it;
     # `doctor` asks whether there is one. None of them runs a lane.

@@ -16,20 +16,23 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tomli
 import tomli_w
 from pydantic import Field, ValidationError
 
 from operant import runs
-from operant.config import load, messages, raw, sections, trust
+from operant.config import messages, raw, sections, trust
 from operant.config.request import Request
 from operant.errors import ConfigError, MachineError, NotFoundError, UsageError
 from operant.runs import sweeps
 from operant.runs.index import names_in
 from operant.settings import Count, Real, Section
 from operant.sweep import space
+
+if TYPE_CHECKING:
+    from operant.config import load
 
 _FREE = ("trials", "steps", "minutes", "workers")
 """Keys that may change after a sweep has begun."""
@@ -128,6 +131,8 @@ class Plan(Outline):
         """Values that the sweep's shared configuration has for the searched keys, as the search engine stores them; {}
         if one lies outside the search space.
         """
+        from operant.config import load  # torch
+
         written = raw.flat(tomli.loads(load.to_toml(self.config)))
         return space.own(self.space, {".".join(key): value for key, value in written})
 
@@ -300,6 +305,8 @@ def _check_unchanged(folder: Path, text: str, trusted: bool) -> None:
 
 def _file_text(config: load.Config, table: Any) -> str:
     """Format sweep.toml: the configuration and `table`, the section `[sweep]`."""
+    from operant.config import load  # torch
+
     return load.to_toml(config) + "\n" + tomli_w.dumps({"sweep": table})
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from operant import runs
-from operant.config import load
 from operant.sweep import study
 from operant.text import duration, number
 
@@ -127,6 +126,8 @@ def write_best(plan: Plan, search: study.Study, trusted: bool = False) -> Path |
     front = search.best()
     if not front:
         return None
+    from operant.config import load  # torch
+
     best = (max if plan.maximize else min)(front, key=lambda trial: trial.values[0])
     chosen = plan.overrides(plan.decoded(best.params))
     config = replace(plan.request, overrides=tuple(chosen)).load(trusted)
