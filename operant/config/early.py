@@ -16,6 +16,9 @@ from operant.config import keys, recipes
 from operant.config.raw import Key, RawConfig
 from operant.host import names
 
+_NAMES = (("env", "name"), ("algo", "name"))
+"""Keys whose values are names of code, which are checked without pydantic."""
+
 
 def check(raw: RawConfig) -> None:
     """Add a problem to a raw configuration for each unknown name, unknown key and invalid value. Values of a shipped
@@ -24,7 +27,7 @@ def check(raw: RawConfig) -> None:
     _unknown_keys(raw)
     algorithm = _algorithm(raw)
     _environment(raw)
-    written = {key[0] for key in raw.texts if key[-1] != "name"} if _is_recipe(raw.source) else set(raw.data)
+    written = {key[0] for key in raw.texts if key not in _NAMES} if _is_recipe(raw.source) else set(raw.data)
     if written:
         _values(raw, algorithm, written)
 
