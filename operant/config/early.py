@@ -1,8 +1,9 @@
-"""Checks of a request without its code: names, keys, and the type and range of each value. Imports no algorithm, no
-network and no environment, and so neither torch nor numba: a mistake on the command line is answered at once.
+"""Checks of a request without its code: names, keys, and the values of `[run]`, `[env]`, `[checkpoint]` and `[eval]`.
+Imports no algorithm, no network and no environment, and so neither torch nor numba: a mistake on the command line is
+answered at once.
 
-`operant.config.load` repeats these checks and makes those that need the code: of parameters of environments, users'
-files, and values that conflict with each other.
+`operant.config.load` repeats these checks and makes those that need the code: of the values of `[algo]` and `[net]`,
+parameters of environments, users' files, and values that conflict with each other.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ def check(raw: RawConfig) -> None:
     recipe are not checked.
     """
     _unknown_keys(raw)
-    algorithm = _algorithm(raw)
+    _algorithm(raw)
     _environment(raw)
     written = {key[0] for key in raw.texts if key not in _NAMES} if _is_recipe(raw.source) else set(raw.data)
     if written:
-        _values(raw, algorithm, written)
+        _values(raw, written)
 
 
 def _is_recipe(source: Path | None) -> bool:
@@ -49,15 +50,14 @@ def _unknown_keys(raw: RawConfig) -> None:
             raw.problem(raw.location(key), messages.unknown_key(key, known, siblings or (*known, "sweep")))
 
 
-def _algorithm(raw: RawConfig) -> str | None:
-    """Return the shipped algorithm of algo.name, None for a user's own. Adds a problem for an unknown name."""
+def _algorithm(raw: RawConfig) -> None:
+    """Add a problem if algo.name is neither a shipped algorithm nor a user's own."""
     name = _value(raw, "algo", "name", recipes.algorithm_of(str(_value(raw, "env", "name", recipes.ENVIRONMENT))))
     if isinstance(name, str) and (name in algos.names() or ".py:" in name):
-        return name if name in keys.algorithms() else None
+        return
     from operant.config import naming
 
     raw.problem(raw.location(("algo", "name")), naming.unknown_algorithm(name)[0])
-    return None
 
 
 def _environment(raw: RawConfig) -> None:
@@ -72,24 +72,21 @@ def _environment(raw: RawConfig) -> None:
         raw.problem(raw.location(("env", "name")), naming.unknown_environment(name, sorted(shipped))[0])
 
 
-def _values(raw: RawConfig, algorithm: str | None, written: set[str]) -> None:
-    """Add a problem for each value of the sections `written` that has the wrong type or is out of range. The keys of
-    `[algo]` are checked if `algorithm` is a shipped one.
-    """
+def _values(raw: RawConfig, written: set[str]) -> None:
+    """Add a problem for each value of the sections `written` that has the wrong type or is out of range."""
     from operant.config import schedules, sections, validation
 
-    known = keys.known(algorithm or "")
+    known = keys.known()
     for name, table in raw.data.items():
-        if name not in known or name not in written or (name == "algo" and algorithm is None):
+        if name not in written or name not in sections.MODELS:
             continue
-        model = sections.MODELS.get(name) or keys.model((algorithm or "") if name == "algo" else "")
         if isinstance(table, Mapping):
             # Unknown keys have problems already. Schedules are checked with the algorithm.
             table = {
                 key: value for key, value in table.items() if key in known[name] and not schedules.is_written(value)
             }
         # The view shares the list of problems.
-        validation.section(replace(raw, data={name: table}), name, model, known[name][0], _never)
+        validation.section(replace(raw, data={name: table}), name, sections.MODELS[name], known[name][0], _never)
 
 
 def _never(key: Key) -> None:

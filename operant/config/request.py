@@ -110,8 +110,8 @@ class Request:
         return trust.code_files(self.raw, self.directory)
 
     def check_early(self) -> None:
-        """Raise ConfigError if the request has invalid TOML, unknown names or keys, or values of the wrong type or out
-        of range. Imports no algorithm: torch takes seconds.
+        """Raise ConfigError if the request has invalid TOML, unknown names or keys, or invalid values that can be told
+        without its code. Imports no algorithm: torch takes seconds.
         """
         from operant.config import early
 

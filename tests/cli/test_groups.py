@@ -75,8 +75,8 @@ def test_a_group_is_trained_stopped_resumed_and_shown(here, tmp_path):
 
 
 def test_an_invalid_configuration_leaves_no_group(tmp_path):
-    done = operant_process(tmp_path, "train", "--seeds", "3", "env.params.gravty=2", *SMALL)
-    assert done.returncode == 2 and "unknown key 'env.params.gravty'" in done.stderr
+    done = operant_process(tmp_path, "train", "--seeds", "3", "algo.gamma=2", *SMALL)
+    assert done.returncode == 2 and "algo.gamma: input should be less than or equal to 1" in done.stderr
     assert list((tmp_path / "runs").iterdir()) == []
     done = operant_process(tmp_path, "train", "--seeds", "3", "--inline")
     assert done.returncode == 2 and "--inline is for one run, not for a group of 3 seeds" in done.stderr

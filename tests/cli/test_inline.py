@@ -580,7 +580,7 @@ def test_a_worker_that_refuses_its_configuration_is_quoted_and_its_folder_delete
         (("train", "--nonsense"), 2, "No such option"),
         (("nonsense",), 2, "No such command"),
         (("train", "--inline", "run.name=../../x"), 2, "run.name: input should be 1 to 64 letters"),
-        (("train", "--inline", "algo.gamma=1.5", "algo.clip=x", "run.steps=0"), 2, "3 problems"),
+        (("train", "--inline", "algo.gamma=1.5", "algo.clip=x", "net.activation=tan"), 2, "3 problems"),
         (("train", "--inline", "env.lanes=100", "algo.horizon=3"), 2, "do not divide"),
         (("train", "--dry-run", "algo.gamma=1.5"), 2, "algo.gamma"),
         (("resume", "nosuch"), 3, "no run named 'nosuch'"),
