@@ -166,7 +166,7 @@ class _Viewer:
         self._rate = Rate()
         self._sent, self._wanted_s, self._unreachable_reported, self._replay_reported = 0, 0.0, False, False
         self._free_s: float | None = None
-        self._line_s, self._line_kind = float("-inf"), ""
+        self._line_s, self._line_kind, self._line_text = float("-inf"), "", ""
         self._begin_s = time.monotonic()
 
     def watch(
@@ -315,14 +315,14 @@ class _Viewer:
     # drawing
 
     def _draw(self, now_s: float, *, last: bool = False) -> None:
-        """Redraw the progress line; if the stream is not a terminal, print it every 5 s, on a change of state and if it
-        is the `last`.
+        """Redraw the progress line; if the stream is not a terminal, print it every 5 s, on a change of state and as
+        the `last`, unless that has been printed.
         """
         content, kind = self._progress_line(now_s)
         if self._screen.is_terminal:
             self._screen.show(content[: self._screen.columns])
-        elif last or kind != self._line_kind or now_s - self._line_s >= _PLAIN_S:
-            self._line_s, self._line_kind = now_s, kind
+        elif content != self._line_text if last else kind != self._line_kind or now_s - self._line_s >= _PLAIN_S:
+            self._line_s, self._line_kind, self._line_text = now_s, kind, content
             self._screen.show(content)
 
     def _progress_line(self, now_s: float) -> tuple[str, str]:

@@ -76,6 +76,7 @@ def _work_on(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> i
     """Work on a sweep in this process until the sweep ends, with `workers` runs at a time, and return the exit code.
     `trusted` allows code that is not known to be this user's; `as_json` prints the result as JSON.
     """
+    from operant import runs
     from operant.cli import follow
     from operant.runs import sweeps
     from operant.runs.pool import Worker
@@ -109,7 +110,7 @@ def _work_on(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> i
     else:
         out(best)
         say(drawn) if isinstance(drawn, str) else out(*drawn)
-        say(f"next: operant train --config {best}")
+        say(f"next: operant train --config {runs.display_path(best)} --seeds 5")
     if not finished:
         say("stopped; the same command resumes the sweep")
         return 130

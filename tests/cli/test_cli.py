@@ -62,6 +62,7 @@ def test_a_run_goes_from_start_to_end_and_says_what_to_type_next(trained):
     assert "SPS" in text and "finished" in text and "runs/alone" in text and "operant eval alone" in text
     assert "\x1b" not in text and "\r" not in text
     assert text.count("\n") < 40
+    assert len(set(text.splitlines())) == len(text.splitlines()), "a line of progress was printed twice"
 
 
 def test_its_folder_holds_what_the_design_names(trained):
