@@ -274,7 +274,7 @@ class Session:
             print(json.dumps({"recipe": job.recipe, "seed": seed, "skipped": "no time left"}), flush=True)
 
     def _warm(self, job: Job, place: str | None) -> None:
-        """Compile the kernels of a recipe into the cache by two iterations of training and an evaluation."""
+        """Fill the cache of compiled kernels for a recipe: train for two iterations and evaluate once."""
         overrides = [*job.overrides, *self.more]
         config = request.make(overrides, config=job.recipe, environment_file=None, settings={}).load()
         steps = getattr(config.algo, "learning_starts", 0) + 2 * config.algo.horizon * int(config.env.lanes)

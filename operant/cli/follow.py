@@ -321,7 +321,9 @@ class _Viewer:
         content, kind = self._progress_line(now_s)
         if self._screen.is_terminal:
             self._screen.show(content[: self._screen.columns])
-        elif content != self._line_text if last else kind != self._line_kind or now_s - self._line_s >= _PLAIN_S:
+            return
+        due = kind != self._line_kind or now_s - self._line_s >= _PLAIN_S
+        if content != self._line_text if last else due:
             self._line_s, self._line_kind, self._line_text = now_s, kind, content
             self._screen.show(content)
 

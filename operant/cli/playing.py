@@ -257,9 +257,7 @@ def _on_screen(game: screen.Playable, stage: view.Stage, *, largest: int | None 
 
 @contextlib.contextmanager
 def _preparing(work: str, name: str) -> Iterator[None]:
-    """Show a progress line (`work`, as "compiling", and the environment's `name`) during work of some seconds: imports,
-    and kernels that compile the first time.
-    """
+    """Show a progress line, such as "compiling cartpole ...", while the body of the `with` statement runs."""
     from operant.display.progress import Screen
 
     screen = Screen(sys.stderr)
@@ -272,8 +270,8 @@ def _preparing(work: str, name: str) -> Iterator[None]:
 
 
 def _requested(environment: str, params: Sequence[str]) -> RawConfig:
-    """Return the configuration for playing an environment (name or file), with `params` KEY=VALUE, before its code is
-    loaded. Raises UsageError, ConfigError, NotFoundError.
+    """Read and check the words of `operant play`: an environment's name or file, and its parameters, KEY=VALUE each.
+    Imports neither torch nor the environment. Raises UsageError, ConfigError, NotFoundError.
     """
     for pair in params:
         if not re.fullmatch(r"[A-Za-z_]\w*=.+", pair):
@@ -294,7 +292,7 @@ def _requested(environment: str, params: Sequence[str]) -> RawConfig:
 
 
 def _configured(raw: RawConfig) -> Any:
-    """Load the configuration for playing an environment, with the checks of training. Raises ConfigError."""
+    """Load the code that a raw configuration names, and make the checks of training. Raises ConfigError."""
     from operant.compute.runtime import quiet_threads, set_threads
 
     quiet_threads()

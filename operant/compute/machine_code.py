@@ -63,7 +63,9 @@ class _RegisterHelper(LoweringPass):
         super().__init__()
 
     def run_pass(self, state: Any) -> bool:
-        """Register the compiled function under a new function object, by which numba finds it; its address is 0."""
+        """Store in numba's compilation state what callers need of a function: its LLVM module, and a key that stands
+        for its address, 0.
+        """
         lowered, library = state.cr, state.library
         fndesc, name = lowered.fndesc, lowered.fndesc.qualname.split(".")[-1]
         key = _dynfunc.make_function(fndesc.lookup_module(), name, name, 0, lowered.env, (library,))

@@ -51,8 +51,10 @@ def _unknown_keys(raw: RawConfig) -> None:
 
 
 def _algorithm(raw: RawConfig) -> None:
-    """Add a problem if algo.name is neither a shipped algorithm nor a user's own."""
-    name = _value(raw, "algo", "name", recipes.algorithm_of(str(_value(raw, "env", "name", recipes.ENVIRONMENT))))
+    """Add a problem to a raw configuration whose algo.name is neither a shipped algorithm nor a class in a user's
+    file.
+    """
+    name = raw.value("algo", "name", recipes.algorithm_of(str(raw.value("env", "name", recipes.ENVIRONMENT))))
     if isinstance(name, str) and (name in algos.names() or ".py:" in name):
         return
     from operant.config import naming
@@ -61,8 +63,10 @@ def _algorithm(raw: RawConfig) -> None:
 
 
 def _environment(raw: RawConfig) -> None:
-    """Add a problem if env.name is none of the shipped environments, their Gymnasium ids, files and outside names."""
-    name = _value(raw, "env", "name", recipes.ENVIRONMENT)
+    """Add a problem to a raw configuration whose env.name is none of: a shipped environment, its Gymnasium id, a user's
+    file, an environment of another library.
+    """
+    name = raw.value("env", "name", recipes.ENVIRONMENT)
     if not isinstance(name, str) or name.endswith(".py") or names.kind_of(name) is not None:
         return
     shipped = env_names.modules()
@@ -91,10 +95,3 @@ def _values(raw: RawConfig, written: set[str]) -> None:
 
 def _never(key: Key) -> None:
     raise AssertionError(f"{key} was removed before")
-
-
-def _value(raw: RawConfig, section: str, key: str, default: object) -> object:
-    """Return the unvalidated value of a key in a section, of an override its text; `default` if it is not written."""
-    table = raw.data.get(section)
-    value = table.get(key, default) if isinstance(table, Mapping) else default
-    return value if isinstance(value, str | dict) else raw.texts.get((section, key), value)

@@ -1,5 +1,5 @@
-"""Keys of the configuration, read from the source text of their models. No algorithm and no network is imported: torch
-takes seconds.
+"""Keys of the configuration, read from the source text of their models. Nothing of them is imported: torch takes
+seconds.
 """
 
 from __future__ import annotations
@@ -80,15 +80,19 @@ def _fields(*files: str, shared: dict[str, list[str]] | None = None) -> dict[str
         for node in ast.parse((_PACKAGE / file).read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):
                 fields.pop(node.name, None)
-                inherited = [name for base in reversed(node.bases) for name in fields.get(ast.unparse(base), ())]
-                own = [name for item in node.body if (name := _field_name(item)) is not None]
-                fields[node.name] = list(dict.fromkeys([*inherited, *own]))
+                fields[node.name] = _own_fields(node, fields)
     return fields
 
 
-def _field_name(node: ast.stmt) -> str | None:
-    """Return the name of the field that a statement of a class declares; None for any other statement."""
-    if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
-        return None
-    private = node.target.id.startswith("_") or ast.unparse(node.annotation).startswith("ClassVar")
-    return None if private else node.target.id
+def _own_fields(node: ast.ClassDef, fields: dict[str, list[str]]) -> list[str]:
+    """Return the fields that a class declares or inherits from bases in `fields`, in order."""
+    inherited = [name for base in reversed(node.bases) for name in fields.get(ast.unparse(base), ())]
+    own = [
+        item.target.id
+        for item in node.body
+        if isinstance(item, ast.AnnAssign)
+        and isinstance(item.target, ast.Name)
+        and not item.target.id.startswith("_")
+        and not ast.unparse(item.annotation).startswith("ClassVar")
+    ]
+    return list(dict.fromkeys([*inherited, *own]))

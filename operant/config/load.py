@@ -208,8 +208,8 @@ def check(raw: RawConfig, *, folder: Path | None = None, trusted: bool = False) 
     # Schedules leave one of their values in the raw configuration, which is then checked like any other.
     scheduled = {}
     if algorithm is not None:
-        steps = resolve.value_of(raw, "run", "steps", sections.Run.model_fields["steps"].default)
-        evaluated = resolve.value_of(raw, "eval", "every", 1) not in (0, "0")
+        steps = raw.value("run", "steps", sections.Run.model_fields["steps"].default)
+        evaluated = raw.value("eval", "every", 1) not in (0, "0")
         changeable = resolve.changeable(raw, environment)
         scheduled = schedules.extract(raw, algorithm.Config, changeable, steps, evaluated=evaluated)
 

@@ -13,8 +13,8 @@ from operant.config.raw import quoted
 
 
 def unknown_algorithm(name: object) -> tuple[str, str | None]:
-    """Return the message about a value of algo.name that names no algorithm, and the closest shipped name, None if none
-    is close.
+    """Write the error message for an unknown algorithm in the configuration, and find the shipped name that is closest;
+    None if none is close.
     """
     shipped = ", ".join(algos.names())
     if not isinstance(name, str):
@@ -26,8 +26,8 @@ def unknown_algorithm(name: object) -> tuple[str, str | None]:
 
 
 def unknown_environment(name: str, shipped: Sequence[str]) -> tuple[str, str | None]:
-    """Return the message about a value of env.name that names none of the `shipped` environments, and the closest of
-    them, None if none is close or something else is meant.
+    """Write the error message for an unknown environment in the configuration, and find the name among `shipped` that
+    is closest; None if none is close or something else is meant.
     """
     if name in algos.names():
         return f"env.name: {name} is an algorithm, not an environment: operant train cartpole algo.name={name}", None

@@ -92,6 +92,14 @@ class RawConfig:
             return "default"
         return self.location_text(self.location(key))
 
+    def value(self, section: str, key: str, default: Any) -> Any:
+        """Return the unvalidated value of a key in a section: numbers of overrides as their text; `default` if it is
+        not written.
+        """
+        table = self.data.get(section)
+        value = table.get(key, default) if isinstance(table, dict) else default
+        return value if isinstance(value, str | dict) else self.texts.get((section, key), value)
+
     def location_text(self, location: Location) -> str:
         """Format a source location: `FILE:LINE`, `command line` or `default`."""
         if location[0] == 0:

@@ -110,8 +110,8 @@ class Request:
         return trust.code_files(self.raw, self.directory)
 
     def check_early(self) -> None:
-        """Raise ConfigError if the request has invalid TOML, unknown names or keys, or invalid values that can be told
-        without its code. Imports no algorithm: torch takes seconds.
+        """Check what can be checked without importing torch, which takes seconds: TOML, names, keys, and the values of
+        `[run]`, `[env]`, `[checkpoint]` and `[eval]`. Raises ConfigError with every problem found.
         """
         from operant.config import early
 

@@ -51,21 +51,12 @@ def bind(raw: RawConfig, folder: Path | None) -> Bound:
     return Bound(*algorithm(raw, folder), *environment(raw, folder))
 
 
-def value_of(raw: RawConfig, section: str, key: str, default: Any) -> Any:
-    """Return the unvalidated value of a key in a section: numbers of overrides as their text; `default` if it is not
-    written.
-    """
-    table = raw.data.get(section)
-    value = table.get(key, default) if isinstance(table, dict) else default
-    return value if isinstance(value, str | dict) else raw.texts.get((section, key), value)
-
-
 def algorithm(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
     """Return the class of `algo.name` and its resolved name: a shipped name, or ABSOLUTE_PATH:CLASS. An unknown name
     adds a problem and gives the class of the closest shipped algorithm, None if none is close.
     """
-    key, default = ("algo", "name"), recipes.algorithm_of(str(value_of(raw, "env", "name", recipes.ENVIRONMENT)))
-    name, location = value_of(raw, *key, default), raw.location(key)
+    key, default = ("algo", "name"), recipes.algorithm_of(str(raw.value("env", "name", recipes.ENVIRONMENT)))
+    name, location = raw.value(*key, default), raw.location(key)
     if isinstance(name, str) and name in algos.names():
         return algos.load(name), name
     path, _, class_name = name.rpartition(":") if isinstance(name, str) else ("", "", "")
@@ -91,7 +82,7 @@ def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
     is None for one of another library. An unknown name adds a problem and gives the closest shipped environment, None
     if none is close.
     """
-    name, location = value_of(raw, "env", "name", recipes.ENVIRONMENT), raw.location(("env", "name"))
+    name, location = raw.value("env", "name", recipes.ENVIRONMENT), raw.location(("env", "name"))
     if not isinstance(name, str):
         return None, ""
     try:
@@ -204,7 +195,7 @@ def params(raw: RawConfig, env: Any, known: Mapping[str, Sequence[str]]) -> Any:
     """Return the environment's Params with the written values; None after adding one problem to `raw` for each invalid
     value. `known`: valid keys by section.
     """
-    given = value_of(raw, "env", "params", {})
+    given = raw.value("env", "params", {})
     if env is None or not isinstance(given, dict):
         return None
     fields, defaults = getattr(env.Params, "_fields", None), getattr(env.Params, "_field_defaults", {})
@@ -239,7 +230,7 @@ def changeable(raw: RawConfig, env: Any) -> dict[str, Callable[[float], str | No
     """Parameters of the environment that a schedule may change, each with a function from value to error message (None:
     valid): none if the configuration asks for image observations.
     """
-    return {} if value_of(raw, "env", "pixels", "none") != "none" else changeable_parameters(env)
+    return {} if raw.value("env", "pixels", "none") != "none" else changeable_parameters(env)
 
 
 def changeable_parameters(env: Any) -> dict[str, Callable[[float], str | None]]:
@@ -272,7 +263,7 @@ def network_kind(raw: RawConfig, folder: Path | None, built_in: Sequence[str]) -
     file, a colon and the class. Anything else adds a problem. `folder`: base of paths in overrides.
     """
     default, key = built_in[0], ("net", "kind")
-    kind = value_of(raw, *key, default)
+    kind = raw.value(*key, default)
     if not isinstance(kind, str):
         return default
     if kind in built_in:

@@ -44,7 +44,7 @@ class Evaluation(NamedTuple):
     tally: dict[str, float]  # means of the environment's tallies by name
 
     def __repr__(self) -> str:
-        """Return the fields with six significant digits: more are noise of the episodes. The fields are exact."""
+        """Format all fields, numbers with six significant digits; the fields themselves are exact."""
         fields = [f"{name}={_rounded(value)}" for name, value in self._asdict().items()]
         return f"{type(self).__name__}({', '.join(fields)})"
 
