@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +44,8 @@ def ask(
         raise BusyError(runs.busy_message(run.path))
     store = Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=report)
     if not store.steps():
-        raise NotFoundError(f"{safe(run.id)} has no checkpoint to resume from. To start again: operant train")
+        settings = f" --config {shlex.quote(runs.display_path(run.config_path))}" if run.config_path.is_file() else ""
+        raise NotFoundError(f"{safe(run.id)} has no checkpoint to resume from. To start again: operant train{settings}")
     which: str | int = int(start) if start.isdecimal() else start
     asked, first = request.to_resume(run.config_path, overrides), store.newest(which)
     if first is None:

@@ -649,7 +649,10 @@ def test_a_place_that_cannot_be_written_ends_with_4(here, tmp_path, root):
 def test_a_run_without_checkpoints_cannot_be_resumed_or_played(here, tmp_path):
     run = runs.create(tmp_path / "runs", "young", "x", {})
     resumed, played = here("resume", "young"), here("eval", "young")
-    assert resumed.code == 3 and "no checkpoint to resume from" in resumed.err
+    assert resumed.code == 3 and resumed.err.endswith("no checkpoint to resume from. To start again: operant train\n")
+    run.config_path.write_text("")
+    assert here("resume", "young").err.endswith("operant train --config runs/young/config.toml\n")
+    run.config_path.unlink()
     assert played.code == 3 and "never started training" in played.err
     run.config_path.mkdir()
     played = here("eval", "young")
