@@ -5,7 +5,7 @@
         [--seconds 30] [--override KEY=VALUE ...]
     OPERANT_MODELS=FOLDER python benches/mujoco_returns.py session --out RUNS [--seeds 1,2,3,4,5] [--budget 560]
         [--share 1] [--only RECIPE ...] [--override KEY=VALUE ...]
-    python benches/mujoco_returns.py play RUNS [--episodes 1000] [--lanes 50] [--processes 2]
+    python benches/mujoco_returns.py play RUNS [--episodes 1000] [--lanes 50] [--processes 2] [--parts 1]
 
 `session` trains the recipes of `JOBS`, or those named, on all GPUs that it sees, `--share` runs on each at a time: all
 of them with one seed before the next. It compiles their kernels before, in parallel. After `--budget` seconds it stops
@@ -18,7 +18,8 @@ Gymnasium and `mujoco`, but no GPU. With `--seconds` the number of steps is what
 time, measured by a short run before; otherwise it is the recipe's. `training_s` is the time of these phases without the
 first iteration, by the device's clock; `fresh` the mean return of `--episodes` greedy episodes in our own environment
 by the last policy. What is kept of a run is the policy with the highest evaluation during training, or the last without
-evaluations. `play` loads it for every run in a folder, or in a .tar file there.
+evaluations. `play` loads it for every run in a folder, or in a .tar file there. With `--parts` the episodes of a run are
+divided among processes, each with its own seed.
 """
 
 from __future__ import annotations
@@ -195,8 +196,8 @@ def strip(run: runs.Run, which: str) -> None:
     Store(place, run_uuid=run.uuid.hex(), report=print).save(kept.step, policy, kept.document, session=1, config=config)
 
 
-def play(path: Path, episodes: int, lanes: int) -> dict[str, Any]:
-    """Play greedy episodes in Gymnasium's own environment with the last policy of a run."""
+def play(path: Path, episodes: int, lanes: int, seed: int) -> list[float]:
+    """Play greedy episodes in Gymnasium's own environment with the last policy of a run. Returns their returns."""
     import gymnasium
 
     import operant
@@ -206,7 +207,7 @@ def play(path: Path, episodes: int, lanes: int) -> dict[str, Any]:
     low, high = vector.single_action_space.low, vector.single_action_space.high
     returns: list[float] = []
     running, begun, ended = np.zeros(lanes), np.zeros(lanes, int), np.zeros(lanes, bool)
-    observation, _ = vector.reset(seed=1)
+    observation, _ = vector.reset(seed=seed)
     share = math.ceil(episodes / lanes)  # the first episodes of each lane: short ones do not crowd out long ones
     while begun.min() < share:
         action = np.clip(policy(observation.astype(np.float32)), low, high)
@@ -216,17 +217,7 @@ def play(path: Path, episodes: int, lanes: int) -> dict[str, Any]:
         returns += [float(running[k]) for k in np.flatnonzero(ended) if begun[k] < share]
         begun, running = begun + ended, np.where(ended, 0.0, running)
     vector.close()
-    mean, deviation = float(np.mean(returns)), float(np.std(returns))
-    return {
-        "run": path.name,
-        "environment": policy.env.gymnasium,
-        "step": policy.step,
-        "episodes": len(returns),
-        "mean": round(mean, 2),
-        "ci95": round(1.96 * deviation / math.sqrt(len(returns)), 2),
-        "least": round(min(returns), 1),
-        "most": round(max(returns), 1),
-    }
+    return returns
 
 
 def line_of(recipe: str, seed: int, overrides: list[str], episodes: int, root: Path) -> dict[str, Any]:
@@ -342,8 +333,10 @@ class Session:
                 process.terminate()
 
 
-def play_all(runs_at: Path, episodes: int, lanes: int, processes: int) -> None:
-    """Play the runs of a folder, in .tar files too, in parallel processes."""
+def play_all(runs_at: Path, episodes: int, lanes: int, processes: int, parts: int) -> None:
+    """Play the runs of a folder, in .tar files too, in parallel processes. `parts` of a run's episodes are played
+    apart.
+    """
     with tempfile.TemporaryDirectory() as folder:
         for path in sorted(runs_at.rglob("*.tar")):
             with tarfile.open(path) as file:
@@ -352,9 +345,26 @@ def play_all(runs_at: Path, episodes: int, lanes: int, processes: int) -> None:
         # A process that trains has threads, which a fork would not copy.
         context = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(processes, context, torch.set_num_threads, (1,)) as pool:
-            played = [pool.submit(play, path, episodes, lanes) for path in found]
-            for future in concurrent.futures.as_completed(played):
-                print(json.dumps(future.result()), flush=True)
+            share = math.ceil(episodes / parts)
+            waiting = {
+                path: [pool.submit(play, path, share, min(lanes, share), 1 + 10_000 * k) for k in range(parts)]
+                for path in found
+            }
+            while waiting:
+                time.sleep(0.1)
+                for path in [path for path, futures in waiting.items() if all(future.done() for future in futures)]:
+                    returns = [value for future in waiting.pop(path) for value in future.result()]
+                    mean, deviation = float(np.mean(returns)), float(np.std(returns))
+                    line = {
+                        "run": path.name,
+                        "from": path.parent.name,
+                        "episodes": len(returns),
+                        "mean": round(mean, 2),
+                        "ci95": round(1.96 * deviation / math.sqrt(len(returns)), 2),
+                        "least": round(min(returns), 1),
+                        "most": round(max(returns), 1),
+                    }
+                    print(json.dumps(line), flush=True)
 
 
 def main() -> None:
@@ -382,13 +392,14 @@ def main() -> None:
     playing.add_argument("--episodes", type=int, default=1000)
     playing.add_argument("--lanes", type=int, default=50)
     playing.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    playing.add_argument("--parts", type=int, default=1)
     arguments = parser.parse_args()
     logging.disable(logging.INFO)
     if arguments.part == "models":
         models(arguments.folder)
         return
     if arguments.part == "play":
-        play_all(arguments.runs, arguments.episodes, arguments.lanes, arguments.processes)
+        play_all(arguments.runs, arguments.episodes, arguments.lanes, arguments.processes, arguments.parts)
         return
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(json.dumps({"device": where, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}), flush=True)
