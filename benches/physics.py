@@ -35,6 +35,7 @@ from operant.compute.device import device
 from operant.compute.kernel import THREADS, Kernel, bind
 from operant.compute.runtime import usable_cores
 from operant.physics import Engine, Model, build
+from operant.physics.local import lane_memory
 
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "physics"
 NAMES = (
@@ -53,14 +54,19 @@ class Lanes(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Second argument of a kernel's body, unused."""
+    """Memory of N lanes apart from their scratch."""
 
-    unused: Any  # (1) float32
+    memory: Any  # (N, S) float32
+
+
+def memory_of(engine: Engine, lanes: int, on: torch.device | str = "cpu") -> torch.Tensor | None:
+    """Memory of lanes that an engine needs, (N, S) float32; None if it needs none."""
+    return torch.zeros(lanes, engine.memory_size, device=on) if engine.memory_size else None
 
 
 def bodies(engine: Engine) -> tuple[Any, Any]:
     """Kernel bodies: reset lane i to a noisy initial state, and take steps of it."""
-    work, steps, reset_state = engine.work, engine.steps, engine.reset
+    work, steps, reset_state, size = engine.work, engine.steps, engine.reset, engine.memory_size
 
     @device
     def reset(i, lanes, slot, offset):
@@ -70,19 +76,23 @@ def bodies(engine: Engine) -> tuple[Any, Any]:
     def simulate(i, lanes, slot, offset):
         steps(lanes.state[:, i], lanes.ctrl[:, i], work(), STEPS)
 
-    return reset, simulate
+    @device
+    def simulate_with_memory(i, lanes, slot, offset):
+        steps(lanes.state[:, i], lanes.ctrl[:, i], work(lane_memory(slot.memory, i, size, float32)), STEPS)
+
+    return reset, simulate_with_memory if size else simulate
 
 
 class Bench:
     """N lanes of a model on a device, driven by random controls."""
 
     def __init__(self, model: Model, lanes: int, on: torch.device, kernels: tuple[Kernel, Kernel]) -> None:
-        engine = build(model)
+        engine = build(model, apart=True)
         self.count, self.engine, self.on = lanes, engine, on
         self.lanes = Lanes(
             torch.zeros(engine.fields, lanes, device=on), torch.zeros(max(model.nu, 1), lanes, device=on)
         )
-        self.bound, self.slot = bind(self.lanes), bind(Slot(torch.zeros(1, device=on)))
+        self.bound, self.slot = bind(self.lanes), bind(Slot(memory_of(engine, lanes, on)))
         self.reset_kernel, self.kernel = kernels
         limits = torch.as_tensor(np.abs(model.actuator_ctrlrange).max(axis=1), dtype=torch.float32, device=on)
         self.limits = torch.where(torch.tensor(model.actuator_ctrllimited, device=on) > 0, limits, 1.0)[:, None]
@@ -123,7 +133,7 @@ def warm(path: Path) -> float:
 
 def kernels_of(model: Model, on: torch.device) -> tuple[Kernel, Kernel]:
     """Make the kernels of a model: reset and steps."""
-    reset, simulate = bodies(build(model))
+    reset, simulate = bodies(build(model, apart=True))
     return Kernel(reset, on), Kernel(simulate, on)
 
 
@@ -247,10 +257,10 @@ def ptx(names: list[str]) -> None:
 
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     for name in names:
-        engine = build(Model.from_compiled(helpers().compiled(name)))
+        engine = build(Model.from_compiled(helpers().compiled(name)), apart=True)
         lanes = Lanes(torch.zeros(engine.fields, 8), torch.zeros(max(engine.model.nu, 1), 8))
         began = time.perf_counter()
-        text = compile_ptx(bodies(engine)[1], lanes, Slot(torch.zeros(1)), (9, 0))
+        text = compile_ptx(bodies(engine)[1], lanes, Slot(memory_of(engine, 8)), (9, 0))
         taken = time.perf_counter() - began
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "kernel.ptx"

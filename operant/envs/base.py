@@ -201,6 +201,7 @@ class Env(_Declared):
     legal: Callable[..., Any] | None = None
     int_state: IntState | None = None
     workspace: int = 0
+    memory: int = 0  # contiguous float32 numbers of each lane on a GPU, for a robot's solver: see `PhysicsEnv`
     stack_bytes: int = 0  # of local arrays in a thread; a GPU reserves them for all threads that it can run
     observation_shards: int = 0  # shards of `observe` and `legal`; 0: these take no `shard`
     pixels: int = 0  # side of the observed pictures, 0 for observations by `observe`: see `with_pixels`

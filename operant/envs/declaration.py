@@ -40,6 +40,8 @@ def declaration_problems(env: Env) -> list[str]:
         problems.append(f"int_state is {ints!r}: IntState(n, dtype), n at least 1, of int8, uint8, int16 or int32")
     if not isinstance(env.workspace, int) or env.workspace < 0:
         problems.append(f"workspace is {env.workspace!r}: a whole number, 0 or more")
+    if not isinstance(env.memory, int) or env.memory < 0 or (env.memory and (ints is not None or env.workspace)):
+        problems.append(f"memory is {env.memory!r}: a whole number, 0 or more, and 0 with int_state or workspace")
     if (
         not isinstance(env.picture, int)
         or (env.picture > 0) != (env.arrange is not None)
@@ -143,9 +145,10 @@ def _function_problems(env: Env) -> Iterator[str]:
     """
     grid = "ints, workspace, " if env.int_state is not None or env.workspace else ""
     shared = "ints, " if env.int_state is not None else ""  # functions that run in parallel have no workspace
+    scratch = "memory, " if env.memory else grid
     wanted = {
-        "reset": f"s, {grid}p, key",
-        "step": f"s, {grid}action, p, key, tally",
+        "reset": f"s, {scratch}p, key",
+        "step": f"s, {scratch}action, p, key, tally",
         "pixel_shader": f"s, {'picture, ' if env.picture else shared}p, x, y",
         "arrange": "s, p, picture",
     }

@@ -75,6 +75,18 @@ def _reset_and_step(env: Env, probability: float32) -> tuple[Any, Any]:
             draw(s, key)
             return step_(s, ints, workspace, action, p, key, tally)
 
+    elif env.memory:
+
+        @device
+        def reset(s, memory, p, key):
+            reset_(s, memory, p, key)
+            draw(s, key)
+
+        @device
+        def step(s, memory, action, p, key, tally):
+            draw(s, key)
+            return step_(s, memory, action, p, key, tally)
+
     else:
 
         @device

@@ -94,7 +94,7 @@ from operant.errors import BadFileError, MachineError, NotFoundError, OperantErr
 from operant.text import safe
 
 if TYPE_CHECKING:
-    from operant.physics import Model
+    from operant.physics import Engine, Model
 
 __all__ = [
     "MJCF",
@@ -467,7 +467,7 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
     model = keyed.model
     reads = _reads(env, model)
     kept = dict.fromkeys(array for array, _, _ in reads.values() if array not in ALWAYS)
-    engine = build(model, float32, reads=tuple(kept), scales=env.scales)
+    engine = build(model, float32, reads=tuple(kept), scales=env.scales, apart=True)
     fields, placed = engine.fields, {f"{name}_scale": _Read(engine.scale(name), "", 0, 1) for name in env.scales}
     for name, (array, first, count) in reads.items():
         placed[name], fields = _Read(fields, array, first, count), fields + count
@@ -476,7 +476,7 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
         placed[name], fields = _Read(fields, "", 0, count), fields + count
 
     reset_, before, reward, terminated, observe_, write_control = env.rules
-    work, clear, forward, simulate = engine.work, engine.reset, engine.forward, engine.steps
+    clear, forward, simulate = engine.reset, engine.forward, engine.steps
     update = engine.refresh if env.fresh and env.reads else _as_it_is
     view = _view(model, engine, placed)
     at = {array: engine.at(array) for array in kept} | {array: engine.layout.at[array] for array in ALWAYS}
@@ -492,8 +492,7 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
     redrawn = tries > 1
 
     @device
-    def reset(s, p, key):
-        w = work()
+    def begin(s, w, p, key):
         control = local_array(controls, float32)
         for k in range(controls):
             control[k] = float32(0.0)
@@ -512,8 +511,7 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
         clear_forces(s, w)
 
     @device
-    def step(s, action, p, key, tally):
-        w = work()
+    def act(s, w, action, p, key, tally):
         d = view(s, p)
         past, lost_before, bad_before = before(d, p), s[lost], s[bad]
         if direct:
@@ -527,6 +525,8 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
         tally[counters] += s[lost] - lost_before
         tally[counters + 1] += s[bad] - bad_before
         return reward(d, past, action, p, tally), terminated(d, p)
+
+    reset, step = _with_memory(begin, act, engine) if engine.memory_size else _without_memory(begin, act, engine)
 
     @device
     def observe(s, obs, p):
@@ -556,9 +556,40 @@ def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
         observe=observe,
         pixel_shader=shapes.shader,
         stack_bytes=engine.work_bytes,
+        memory=engine.memory_size,
         picture=shapes.picture,
         arrange=arrange,
     )
+
+
+def _without_memory(begin: Any, act: Any, engine: Engine) -> tuple[Any, Any]:
+    """Make `reset` and `step` of an environment from functions that take the scratch of a step."""
+    work = engine.work
+
+    @device
+    def reset(s, p, key):
+        begin(s, work(), p, key)
+
+    @device
+    def step(s, action, p, key, tally):
+        return act(s, work(), action, p, key, tally)
+
+    return reset, step
+
+
+def _with_memory(begin: Any, act: Any, engine: Engine) -> tuple[Any, Any]:
+    """Make `reset` and `step` of an environment whose solver has its matrix in `memory`."""
+    work = engine.work
+
+    @device
+    def reset(s, memory, p, key):
+        begin(s, work(memory), p, key)
+
+    @device
+    def step(s, memory, action, p, key, tally):
+        return act(s, work(memory), action, p, key, tally)
+
+    return reset, step
 
 
 def _reads(env: PhysicsEnv, model: Model) -> dict[str, tuple[str, int, int]]:

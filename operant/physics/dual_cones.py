@@ -32,16 +32,18 @@ an increase of the cost is undone.
 class DualCones:
     """Device functions of the forces, dims numbers from row `row` on, of a contact of geom pair `pair`."""
 
-    update: Any  # (w, row, pair, stride) -> change of the dual cost, at most SMALL, by minimising over the forces
+    update: (
+        Any  # (w, matrix, row, pair, stride) -> change of the dual cost, at most SMALL, by minimising over the forces
+    )
     extrapolate: Any  # (w, row, pair, beta): add beta times the last change, within the cone
     along: Any  # (w, row, pair) -> inner product of the extrapolation and the correction since
 
 
 def dual_cones(lay: Layout, contacts: Contacts, gradient: Any, real: Any) -> DualCones:
-    """Make the device functions for a model. They read A + R (stride) and write the forces (N, N m) of the dual;
-    `gradient(w, stride, row)` is that row of b + (A + R) f.
+    """Make the device functions for a model. They read the matrix A + R (stride) of the dual and write its forces (N,
+    N m); `gradient(w, matrix, stride, row)` is that row of b + (A + R) f.
     """
-    A, FORCE, BEFORE, MOMENTUM = (lay.at[f"dual {name}"] for name in ("A", "f", "before", "momentum"))
+    FORCE, BEFORE, MOMENTUM = (lay.at[f"dual {name}"] for name in ("f", "before", "momentum"))
     rows = max(lay.rows, 2)
     most = rows - 1  # friction forces
     size, square = rows, most * most
@@ -159,24 +161,24 @@ def dual_cones(lay: Layout, contacts: Contacts, gradient: Any, real: Any) -> Dua
                 w[FORCE + row + 1 + i] *= stretch
 
     @device_call
-    def update(w, row, pair, stride):
+    def update(w, matrix, row, pair, stride):
         old, slope = local_array(size, real), local_array(size, real)
-        matrix, lower = local_array(square, real), local_array(square, real)
+        friction_part, lower = local_array(square, real), local_array(square, real)
         linear, x, y = local_array(most, real), local_array(most, real), local_array(most, real)
         dims = places(PLACES * pair + 5)
-        block = A + row * stride + row
+        block = row * stride + row
         for i in range(dims):
-            old[i], slope[i] = w[FORCE + row + i], gradient(w, stride, row + i)
+            old[i], slope[i] = w[FORCE + row + i], gradient(w, matrix, stride, row + i)
 
         # The normal force alone where there is none yet, else all forces along their ray
         if old[0] < least:
-            w[FORCE + row] = max(old[0] - slope[0] / w[block], zero)
+            w[FORCE + row] = max(old[0] - slope[0] / matrix[block], zero)
         else:
             curvature, descent = zero, zero
             for i in range(dims):
                 total = zero
                 for j in range(dims):
-                    total += w[block + i * stride + j] * old[j]
+                    total += matrix[block + i * stride + j] * old[j]
                 curvature += old[i] * total
                 descent -= old[i] * slope[i]
             if curvature >= least:
@@ -190,19 +192,19 @@ def dual_cones(lay: Layout, contacts: Contacts, gradient: Any, real: Any) -> Dua
             raised = w[FORCE + row] - old[0]
             for i in range(dims - 1):
                 mu, at = friction(w, pair, 1 + i), block + (1 + i) * stride
-                total = slope[1 + i] + w[at] * raised
+                total = slope[1 + i] + matrix[at] * raised
                 for j in range(dims - 1):
-                    total -= w[at + 1 + j] * old[1 + j]
-                    matrix[most * i + j] = w[at + 1 + j] * mu * friction(w, pair, 1 + j)
+                    total -= matrix[at + 1 + j] * old[1 + j]
+                    friction_part[most * i + j] = matrix[at + 1 + j] * mu * friction(w, pair, 1 + j)
                 linear[i] = total * mu
-            solve_friction(w, row, pair, dims - 1, matrix, lower, linear, x, y)
+            solve_friction(w, row, pair, dims - 1, friction_part, lower, linear, x, y)
 
         # Change of the cost; an increase is undone
         change = zero
         for i in range(dims):
             total = zero
             for j in range(dims):
-                total += w[block + i * stride + j] * (w[FORCE + row + j] - old[j])
+                total += matrix[block + i * stride + j] * (w[FORCE + row + j] - old[j])
             change += (w[FORCE + row + i] - old[i]) * (half * total + slope[i])
         if change > small:
             for i in range(dims):

@@ -28,7 +28,7 @@ from operant.physics.cones import cones
 from operant.physics.coverage import INSTEAD
 from operant.physics.factors import inverse_weights
 from operant.physics.layout import READS, SCALES, Layout, plan
-from operant.physics.local import local_array
+from operant.physics.local import keep, local_array
 from operant.physics.model import Model
 from operant.physics.newton import Programs, loss_numbers, newton
 from operant.physics.pairs import Pair, find_pairs, find_tethers, stay_apart
@@ -56,7 +56,7 @@ class Engine:
     model: Model
     real: Any
     layout: Layout
-    work: Any = field(repr=False)  # () -> w
+    work: Any = field(repr=False)  # () -> w; (memory) -> w if the engine has memory apart from the scratch
     reset: Any = field(repr=False)  # (s): the model's initial state
     step: Any = field(repr=False)  # (s, ctrl, w): one time step
     steps: Any = field(repr=False)  # (s, ctrl, w, n): n time steps under one control
@@ -92,6 +92,11 @@ class Engine:
         return self.fields * int(np.dtype(self.real).itemsize)
 
     @property
+    def memory_size(self) -> int:
+        """Count of the numbers of a lane's memory apart from the scratch: the solver's matrix."""
+        return self.layout.matrix
+
+    @property
     def work_bytes(self) -> int:
         """Size of the scratch of a lane in bytes."""
         return self.work_size * int(np.dtype(self.real).itemsize)
@@ -103,16 +108,27 @@ class Engine:
         return self.layout.at[f"read {name}"]
 
 
-def build(model: Model, real: Any = float32, reads: tuple[str, ...] = (), scales: tuple[str, ...] = ()) -> Engine:
+def build(
+    model: Model,
+    real: Any = float32,
+    reads: tuple[str, ...] = (),
+    scales: tuple[str, ...] = (),
+    *,
+    apart: bool = False,
+) -> Engine:
     """Engine of a model in float32 or float64 that keeps the quantities `reads` after a step. Compiles nothing yet.
     Raises OperantError for pairs of geoms that it cannot collide and for unknown quantities.
+
+    With `apart` a solver whose matrix is dense has it in memory of the caller, on a GPU global memory, where a lane's
+    numbers are contiguous: lanes that read different rows then share few lines of the cache in local memory.
     """
     if unknown := sorted({*scales} - {*SCALES}):
         raise OperantError(
             f"the engine does not scale {', '.join(unknown)} of a lane; it scales {', '.join(SCALES)}. Another "
             "parameter holds for a run: `modified`, or the MJCF file"
         )
-    return _build(_Key(model), real, tuple(sorted(set(reads))), tuple(name for name in SCALES if name in scales))
+    kept, scaled = tuple(sorted(set(reads))), tuple(name for name in SCALES if name in scales)
+    return _build(_Key(model), real, kept, scaled, apart)
 
 
 class _Key:
@@ -136,7 +152,7 @@ def _formulas() -> bytes:
 
 
 @functools.lru_cache(maxsize=64)
-def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]) -> Engine:
+def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...], apart: bool) -> Engine:
     m = key.model
     unknown = [name for name in reads if name not in READS and not name.startswith("sensor ")]
     if unknown:
@@ -169,7 +185,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
     hessian = find_pattern(m, cliques)
     sensed = {name: sensors.named(m, name) for name in reads if name.startswith("sensor")}
     touches = sorted({k for numbers in sensed.values() for k in numbers if sensors.is_touch(m, k)})
-    lay = plan(m, pairs, most, hessian, reads, touches, tethers=tethers, ties=ties, scales=scales)
+    lay = plan(m, pairs, most, hessian, reads, touches, tethers=tethers, ties=ties, scales=scales, apart=apart)
 
     def make(name: str, record: Callable[[Tape], None], arrays: int = 1) -> Any:
         return program(
@@ -221,9 +237,19 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
     kept = lay.at.get("read qacc", -1)
     PAIR, geoms, ropes = lay.at["contact pair"], len(pairs), 2 * len(tethers) + len(ties)
 
+    MATRIX = lay.at.get("matrix pointer", -1)
+
     @device
-    def work():
+    def scratch_alone():
         return local_array(size, real)
+
+    @device
+    def scratch_and_memory(memory):
+        w = local_array(size, real)
+        keep(w, MATRIX, memory)
+        return w
+
+    work = scratch_and_memory if lay.matrix else scratch_alone
 
     @device_call
     def reset(s):

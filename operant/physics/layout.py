@@ -27,6 +27,11 @@ DUALS = 64
 BLOCK = 8
 """Numbers that PGS reads at once: its rows are padded to a multiple."""
 
+LINE = 32
+"""Numbers in a line of a GPU's cache. A matrix of PGS apart from the scratch is a line longer than it need be, so that
+the lanes' matrices, whose sizes are powers of two, do not begin in the same set of the cache.
+"""
+
 SCALES = ("gravity", "damping", "gear", "friction", "range", "mass", "armature")
 """Parameters of the model that a lane can scale: gravity, damping of all joints, gear of all actuators, sliding
 friction of all contacts, both ends of the ranges of all joints, mass and inertia of all bodies, armature of all joints.
@@ -70,6 +75,7 @@ class Layout:
     chain: int  # most dofs of a contact
     limits: int  # most active joint limits
     duals: int  # rows that PGS has room for
+    matrix: int  # numbers of the matrix of PGS, if it is apart from the scratch
 
 
 def read_size(m: Model, name: str) -> int:
@@ -90,10 +96,11 @@ def plan(
     tethers: Sequence[Tether] = (),
     ties: Sequence[Tie] = (),
     scales: Sequence[str] = (),
+    apart: bool = False,
 ) -> Layout:
     """Layout for a model, its pairs (`most` contacts of each), the pattern of its Hessian, what is read after a step,
     the touch sensors among it, tendons of limited length, rows of equality constraints, and the parameters that a lane
-    scales.
+    scales. With `apart` the matrix of PGS is not in the scratch.
     """
     state = Block()
     parts = [("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1), ("resets", 1)]
@@ -116,6 +123,9 @@ def plan(
     w = Block()
     for name, count in parts:
         w.take(name, count)
+    if m.opt_solver == c.PGS and apart:
+        w.size += w.size % 2
+        w.take("matrix pointer", 2)
     for name in ("qacc", "qfrc_smooth", "qacc_smooth", "qfrc_constraint"):
         w.take(name, m.nv)
     w.take("act_dot", m.na)
@@ -174,12 +184,13 @@ def plan(
     dual = m.opt_solver == c.PGS
     cones = m.opt_cone == c.ELLIPTIC
     edges = rows if cones else max(1, 2 * (rows - 1))
+    padded = 0
     duals = min(losses + limits + frictionless + touching * edges, DUALS) if dual else 0
     if dual:
         # Rows are padded with zeros to whole blocks, and begin where vectors can be loaded.
         solver.size += -w.size % BLOCK
         padded = -(-duals // BLOCK) * BLOCK
-        solver.take("dual A", padded * padded)
+        solver.take("dual A", 0 if apart else padded * padded)
         solver.take("dual Y", padded * -(-m.nv // BLOCK) * BLOCK)
         for name in ("b", "f", "before", "momentum"):
             solver.take(f"dual {name}", padded)
@@ -194,7 +205,8 @@ def plan(
         for name in ("Mv", "Ma"):
             solver.take(name, m.nv)
     at = w.at | before.at | solver.at
-    return Layout(state.at, state.size, at, max(before.size, solver.size), room, rows, chain, limits, duals)
+    matrix = padded * padded + LINE if dual and apart else 0
+    return Layout(state.at, state.size, at, max(before.size, solver.size), room, rows, chain, limits, duals, matrix)
 
 
 def _room(m: Model, pairs: Sequence[Pair], most: Sequence[int]) -> int:

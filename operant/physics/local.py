@@ -1,5 +1,6 @@
-"""Intrinsics that are the same on the CPU and on CUDA: `local_array`, a small array on a lane's stack, `part`, the rest
-of one from an index on, and `coincidence`, a length that depends on the precision.
+"""Intrinsics that are the same on the CPU and on CUDA: `local_array`, a small array on a lane's stack; `part`, the
+rest of one from an index on; `lane_memory`, one in memory of all lanes; `keep` and `kept`, a pointer to one in another;
+and `coincidence`, a length that depends on the precision.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ from llvmlite import ir
 from numba import types
 from numba.core.typing.npydecl import parse_dtype
 from numba.extending import intrinsic
+
+
+_GLOBAL = 1
+"""Address space of a GPU's global memory."""
 
 
 def _local_array(typing: Any, size: Any, dtype: Any) -> Any:
@@ -45,6 +50,75 @@ def _part(typing: Any, array: Any, start: Any) -> Any:
 
 
 part: Any = intrinsic(_part)
+
+
+def _lane_memory(typing: Any, memory: Any, lane: Any, size: Any, dtype: Any) -> Any:
+    """`lane_memory(memory, lane, size, dtype)`: row `lane` of a contiguous array (N, size), as a `local_array`; or, if
+    `memory` is 0, as which a missing buffer is bound, a `local_array(size, dtype)`.
+    """
+    if isinstance(memory, types.Integer):
+        made = _local_array(typing, size, dtype)
+        if made is None:
+            return None
+        signature, allocate = made
+
+        def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            return allocate(context, builder, signature, values[2:])
+
+        return signature.return_type(memory, lane, *signature.args), code
+    if not isinstance(size, types.IntegerLiteral):
+        return None
+    count = size.literal_value
+
+    def row(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        data = context.make_array(memory)(context, builder, values[0]).data
+        index = context.cast(builder, values[1], signature.args[1], types.int64)
+        return builder.gep(data, [builder.mul(index, ir.Constant(index.type, count))])
+
+    return types.CPointer(memory.dtype)(memory, lane, types.literal(count), dtype), row
+
+
+lane_memory: Any = intrinsic(_lane_memory)
+
+
+def _place(context: Any, builder: Any, array: Any, at: Any, kind: Any) -> Any:
+    """Pointer to number `at` of a `local_array`, as one to a 64-bit integer."""
+    start = builder.gep(array, [context.cast(builder, at, kind, types.int64)])
+    return builder.bitcast(start, ir.IntType(64).as_pointer())
+
+
+def _keep(typing: Any, array: Any, at: Any, other: Any) -> Any:
+    """`keep(array, at, other)`: write the pointer to `other` to the 8 bytes from number `at` on, an even one."""
+
+    def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        place = _place(context, builder, values[0], values[1], signature.args[1])
+        builder.store(builder.ptrtoint(values[2], ir.IntType(64)), place)
+        return context.get_dummy_value()
+
+    return types.none(array, at, other), code
+
+
+keep: Any = intrinsic(_keep)
+
+
+def _kept(typing: Any, array: Any, at: Any) -> Any:
+    """`kept(array, at)`: the array that `keep(array, at, ...)` was given, of the same type. It begins at a multiple of
+    16 bytes, on a GPU in global memory.
+    """
+
+    def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        place, kind = _place(context, builder, values[0], values[1], signature.args[1]), values[0].type
+        # The mask tells LLVM the alignment, so that it loads vectors; the address space, that no store to the stack
+        # changes the array.
+        address = builder.and_(builder.load(place), ir.Constant(ir.IntType(64), -16))
+        if "nvptx" not in builder.module.triple:
+            return builder.inttoptr(address, kind)
+        return builder.addrspacecast(builder.inttoptr(address, kind.pointee.as_pointer(_GLOBAL)), kind)
+
+    return array(array, at), code
+
+
+kept: Any = intrinsic(_kept)
 
 
 def _coincidence(typing: Any, x: Any) -> Any:

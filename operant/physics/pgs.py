@@ -27,7 +27,7 @@ from operant.physics.cones import cones
 from operant.physics.dual_cones import dual_cones
 from operant.physics.islands import Islands
 from operant.physics.layout import BLOCK, Layout
-from operant.physics.local import part
+from operant.physics.local import kept, local_array, part
 from operant.physics.model import Model
 from operant.physics.newton import DryFriction
 from operant.physics.rows import PLACES, Contacts
@@ -75,7 +75,9 @@ def pgs(
     GRAD, SEARCH = at["grad"], at["search"]
     LDOF, LD, LR, LV = (at[f"limit {name}"] for name in ("dof", "D", "r", "v"))
     CPAIR, CD, CR, CV, CJ = (at[f"contact {name}"] for name in ("pair", "D", "r", "v", "J"))
-    A, Y, B, FORCE, BEFORE, MOMENTUM = (at[f"dual {name}"] for name in ("A", "Y", "b", "f", "before", "momentum"))
+    Y, B, FORCE, BEFORE, MOMENTUM = (at[f"dual {name}"] for name in ("Y", "b", "f", "before", "momentum"))
+    apart = lay.matrix > 0
+    MATRIX = at["matrix pointer" if apart else "dual A"]
     MEMBER, CONE = at["dual member"], at["dual cone"]
     nv, rows, chain, room = m.nv, lay.rows, lay.chain, lay.duals
     width = -(-nv // BLOCK) * BLOCK
@@ -97,6 +99,11 @@ def pgs(
     cone_force, shrink = cones(m, lay, contacts, None, real).force, real(1.0 / math.sqrt(m.opt_impratio))
 
     @device
+    def matrix_of(w):
+        """Place of A + R."""
+        return kept(w, MATRIX) if apart else part(w, MATRIX)
+
+    @device
     def row_count(pair):
         """Number of constraint rows of a contact of geom pair `pair`: 1 without friction, else 2 per friction
         direction, or the dimensions of an elliptic cone.
@@ -106,10 +113,10 @@ def pgs(
         return 1 if places(PLACES * pair + 5) == 1 else 2 * (places(PLACES * pair + 5) - 1)
 
     @device
-    def product(w, a, b):
-        """Inner product of two blocks of BLOCK numbers."""
-        first = (w[a] * w[b] + w[a + 1] * w[b + 1]) + (w[a + 2] * w[b + 2] + w[a + 3] * w[b + 3])
-        second = (w[a + 4] * w[b + 4] + w[a + 5] * w[b + 5]) + (w[a + 6] * w[b + 6] + w[a + 7] * w[b + 7])
+    def product(x, a, y, b):
+        """Inner product of two blocks of BLOCK numbers, x from a on and y from b on."""
+        first = (x[a] * y[b] + x[a + 1] * y[b + 1]) + (x[a + 2] * y[b + 2] + x[a + 3] * y[b + 3])
+        second = (x[a + 4] * y[b + 4] + x[a + 5] * y[b + 5]) + (x[a + 6] * y[b + 6] + x[a + 7] * y[b + 7])
         return first + second
 
     @device_call
@@ -147,25 +154,28 @@ def pgs(
             at += row_count(pair) * width
 
     @device_call
-    def multiply(w, count, stride):
+    def multiply(w, matrix, count, stride):
         """Write A = Y Y' (count, stride) from J, with Y = J L^-1 D^-1/2 (count, width)."""
         for row in range(count):
             solve_root(w, part(w, Y + row * width))
+        y = local_array(width, real)
         for row in range(count):
+            for i in range(width):
+                y[i] = w[Y + row * width + i]
             for other in range(row + 1):
                 total = zero
                 for i in range(0, width, BLOCK):
-                    total += product(w, Y + row * width + i, Y + other * width + i)
-                w[A + row * stride + other] = total
-                w[A + other * stride + row] = total
+                    total += product(y, i, w, Y + other * width + i)
+                matrix[row * stride + other] = total
+                matrix[other * stride + row] = total
             for other in range(count, stride):
-                w[A + row * stride + other] = zero
+                matrix[row * stride + other] = zero
 
     @device_call
-    def prepare(w, nl, nc, count, stride):
+    def prepare(w, matrix, nl, nc, count, stride):
         """Write A + R (count, stride), b (count) and the forces (stride) at the last acceleration."""
         jacobians(w, nl, nc, count)
-        multiply(w, count, stride)
+        multiply(w, matrix, count, stride)
         for k in range(count, stride):
             w[FORCE + k] = zero
         if elliptic:
@@ -178,12 +188,12 @@ def pgs(
             w[B + row] = w[AS + dof] - reference
             x = w[WARM + dof] - reference
             w[FORCE + row] = floss if x <= -bound else (-floss if x >= bound else -d * x)
-            w[A + row * stride + row] += one / d
+            matrix[row * stride + row] += one / d
             row += 1
         for k in range(nl):
             w[B + row] = w[LV + k]
             w[FORCE + row] = -w[LD + k] * min(w[LR + k], zero)
-            w[A + row * stride + row] += one / w[LD + k]
+            matrix[row * stride + row] += one / w[LD + k]
             row += 1
         after, row = row, 0
         for k in range(nc):
@@ -198,7 +208,7 @@ def pgs(
                     mu = regular if i == 0 else friction(w, pair, i)
                     w[B + row] = w[v + i]
                     w[FORCE + row] = push if i == 0 else factor_of_slip * mu * mu * w[r + i]
-                    w[A + row * stride + row] += regular * regular / (d * mu * mu)
+                    matrix[row * stride + row] += regular * regular / (d * mu * mu)
                     row += 1
                 continue
             for e in range(row_count(pair)):
@@ -213,15 +223,15 @@ def pgs(
                 w[B + row] = w[v] + drift
                 x = w[r] + slip
                 w[FORCE + row] = -d * (x if free(pair) else min(x, zero))
-                w[A + row * stride + row] += one / d
+                matrix[row * stride + row] += one / d
                 row += 1
 
     @device
-    def gradient(w, stride, row):
+    def gradient(w, matrix, stride, row):
         """Slope of the dual cost along one row, a number: that row of b + (A + R) f."""
-        total, at_row = w[B + row], A + row * stride
+        total, at_row = w[B + row], row * stride
         for other in range(0, stride, BLOCK):
-            total += product(w, at_row + other, FORCE + other)
+            total += product(matrix, at_row + other, w, FORCE + other)
         return total
 
     @device
@@ -285,41 +295,43 @@ def pgs(
         return n
 
     @device_call
-    def sweep(w, first, count, stride, order):
+    def sweep(w, matrix, first, count, stride, order):
         """Minimise the dual cost over the force of one of `count` members, from `first` on, after the other, in place,
         in the order that begins at entry `order` of the table. Returns the decrease of the cost.
         """
-        improvement, packed = zero, 0
-        for k in range(count):
-            packed = orders(order + k // PACKED) if k % PACKED == 0 else packed >> 8
-            row = member(w, first + (packed & 255))
-            if elliptic and pair_of_cone(w, row) >= 0:
-                improvement -= update_cone(w, row, pair_of_cone(w, row), stride)
-                continue
-            old, diagonal = w[FORCE + row], w[A + row * stride + row]
-            slope = gradient(w, stride, row)
-            force = allowed(row, old - slope / diagonal)
-            delta = force - old
-            change = half * delta * delta * diagonal + delta * slope
-            if change > worse:
-                force, change = old, zero
-            w[FORCE + row] = force
-            improvement -= change
+        improvement = zero
+        for done in range(0, count, PACKED):
+            packed = orders(order + done // PACKED)
+            for _ in range(min(count - done, PACKED)):
+                row = member(w, first + (packed & 255))
+                packed >>= 8
+                if elliptic and pair_of_cone(w, row) >= 0:
+                    improvement -= update_cone(w, matrix, row, pair_of_cone(w, row), stride)
+                    continue
+                old, diagonal = w[FORCE + row], matrix[row * stride + row]
+                slope = gradient(w, matrix, stride, row)
+                force = allowed(row, old - slope / diagonal)
+                delta = force - old
+                change = half * delta * delta * diagonal + delta * slope
+                if change > worse:
+                    force, change = old, zero
+                w[FORCE + row] = force
+                improvement -= change
         return improvement
 
     @device_call
-    def begin(w, count, stride):
+    def begin(w, matrix, count, stride):
         """Keep the constraint forces of the warm start, or set all to zero if their dual cost is higher than zero's."""
         cost = zero
         if not cold:
             for row in range(count):
-                cost += w[FORCE + row] * (half * (gradient(w, stride, row) - w[B + row]) + w[B + row])
+                cost += w[FORCE + row] * (half * (gradient(w, matrix, stride, row) - w[B + row]) + w[B + row])
         if cold or cost > zero:
             for row in range(count):
                 w[FORCE + row] = zero
 
     @device_call
-    def iterate(w, first, count, stride, scale):
+    def iterate(w, matrix, first, count, stride, scale):
         """Sweep over `count` members, from `first` on, until a sweep improves little."""
         order, age = starts(count), 0
         for iteration in range(iterations):
@@ -334,7 +346,7 @@ def pgs(
                     w[FORCE + row] = allowed(row, force + beta * (force - w[BEFORE + row]))
                 w[BEFORE + row] = force
                 w[MOMENTUM + row] = w[FORCE + row]
-            improvement = sweep(w, first, count, stride, order)
+            improvement = sweep(w, matrix, first, count, stride, order)
             order += (count + PACKED - 1) // PACKED
             along = zero
             for k in range(first, first + count):
@@ -389,29 +401,30 @@ def pgs(
 
     @device_call
     def constrain(w, nl, nc):
-        count, kept = nf + nl, 0
+        count, room_for = nf + nl, 0
         for k in range(nc):
             more = row_count(int(w[CPAIR + k]))
             if count + more > room:
                 break
             count += more
-            kept += 1
-        w[LOST] += real(nc - kept)
+            room_for += 1
+        w[LOST] += real(nc - room_for)
         if count > 0:
             stride = (count + BLOCK - 1) // BLOCK * BLOCK
-            prepare(w, nl, kept, count, stride)
-            begin(w, count, stride)
-            found, first = find_islands(w, nl, kept), 0
+            matrix = matrix_of(w)
+            prepare(w, matrix, nl, room_for, count, stride)
+            begin(w, matrix, count, stride)
+            found, first = find_islands(w, nl, room_for), 0
             for island in range(most):
                 if found >> island & 1:
-                    after = count if most == 1 and not elliptic else list_members(w, nl, kept, island, first)
-                    iterate(w, first, after - first, stride, scale_of(w, island))
+                    after = count if most == 1 and not elliptic else list_members(w, nl, room_for, island, first)
+                    iterate(w, matrix, first, after - first, stride, scale_of(w, island))
                     first = after
-            finish(w, nl, kept)
+            finish(w, nl, room_for)
         else:
             for i in range(nv):
                 w[X + i] = w[AS + i]
                 w[FC + i] = zero
-        return kept
+        return room_for
 
     return constrain

@@ -41,7 +41,13 @@ def without_reset(env: Env) -> Env:
     def nothing_with_ints(s: Any, ints: Any, workspace: Any, p: Any, key: Any) -> None:
         pass
 
-    return replace(env, reset=nothing_with_ints if has_int_state(env) else nothing)
+    @device
+    def nothing_with_memory(s: Any, memory: Any, p: Any, key: Any) -> None:
+        pass
+
+    return replace(
+        env, reset=nothing_with_ints if has_int_state(env) else nothing_with_memory if env.memory else nothing
+    )
 
 
 class PlainStage:

@@ -114,22 +114,23 @@ def estimate(config: Config, device: torch.device, *, updates: bool = True) -> F
     small = next((lanes for lanes in (first << k for k in range(10)) if not config.problems(lanes)), config.lanes)
     if 2 * small >= config.lanes:
         whole = _measure(config, config.lanes, updates)
-        return whole._replace(fixed_bytes=whole.fixed_bytes + _stack_bytes(config, device))
+        return whole._replace(fixed_bytes=whole.fixed_bytes + _scratch_bytes(config, device))
     one, two = _measure(config, small, updates), _measure(config, 2 * small, updates)
     factor = config.lanes / small
     whole = Footprint(*(round(a + (factor - 1) * (b - a)) for a, b in zip(one, two, strict=True)))
-    return whole._replace(fixed_bytes=whole.fixed_bytes + _stack_bytes(config, device))
+    return whole._replace(fixed_bytes=whole.fixed_bytes + _scratch_bytes(config, device))
 
 
-def _stack_bytes(config: Config, device: torch.device) -> int:
-    """Bytes that a GPU reserves for the local arrays of an environment's step: of every thread that it can run. 0 for a
-    CPU.
+def _scratch_bytes(config: Config, device: torch.device) -> int:
+    """Bytes of a GPU for steps of the environment: the local arrays of every thread that it can run, and the memory of
+    every lane. 0 for a CPU.
     """
     if device.type != "cuda":
         return 0
     card = torch.cuda.get_device_properties(device)
     threads = card.multi_processor_count * card.max_threads_per_multi_processor
-    return int(config.environment.ready(config.params).stack_bytes * threads)
+    env = config.environment.ready(config.params)
+    return int(env.stack_bytes * threads + 4 * env.memory * config.lanes)
 
 
 def _measure(config: Config, lanes: int, updates: bool = True) -> Footprint:

@@ -31,6 +31,7 @@ class Lanes(NamedTuple):
     state: Any  # (F, N) float32
     int_state: Any  # (C, N) of the environment's type; None if unused: each buffer in a launch costs time
     workspace: Any  # (S, N) int32, undefined between calls; None if unused
+    memory: Any  # (N, M) float32, undefined between calls; None if unused, and on a CPU, where it is on the stack
     age: Any  # (N) int32, steps since the last reset
     running: Any  # (1 + K, N) float32, sums over the current episode: return, tallies
     finished: Any  # (K, N) float32, tallies of the episodes that ended since `episode_sums`; None if K = 0
@@ -161,6 +162,7 @@ class DeviceWorld:
             if has_int_state(env)
             else None,
             workspace=zeros(max(env.workspace, 1), N, dtype=torch.int32) if has_int_state(env) else None,
+            memory=zeros(N, env.memory) if env.memory and self.device.type == "cuda" else None,
             age=zeros(N, dtype=torch.int32),
             running=zeros(1 + K, N),
             finished=zeros(K, N) if K else None,
@@ -303,7 +305,7 @@ class DeviceWorld:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Tensors of the world, by name, that a resumed run needs to continue bit for bit."""
-        left_out = ("workspace", "seed", "changing")
+        left_out = ("workspace", "memory", "seed", "changing")
         tensors = {
             name: value
             for name, value in self.lanes._asdict().items()

@@ -20,9 +20,9 @@ step.
 `lanes` and `slot` are `Lanes` and `Slot` of arrays.
 
 The nested functions are variants chosen at compile time by the environment's declaration, so that the bodies are
-written once: with or without integer state and workspace (`_functions`, `_adapt_writer`, `shard_function`), parameters
-as constants or read from memory (`_read_changing`), Discrete, MultiDiscrete or Box actions (`_adapt_action`), with or
-without observation, legal actions and tallies.
+written once: with or without integer state and workspace (`_functions`, `_adapt_writer`, `shard_function`) or memory,
+parameters as constants or read from memory (`_read_changing`), Discrete, MultiDiscrete or Box actions
+(`_adapt_action`), with or without observation, legal actions and tallies.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from numpy import float32, uint32
 from operant.compute import rng
 from operant.compute.device import device, device_params
 from operant.envs import Box, Discrete, Env
+from operant.physics.local import lane_memory
 
 _LOW_32 = 0xFFFFFFFF
 
@@ -74,6 +75,18 @@ def _functions(env: Env, params: Any, changing: Sequence[str] = ()) -> _Function
             return step_(
                 lanes.state[:, i], lanes.int_state[:, i], lanes.workspace[:, i], action, p, key, lanes.running[1:, i]
             )
+
+    elif env.memory:
+        size = env.memory
+
+        @device
+        def reset(lanes, i, p, key):
+            reset_(lanes.state[:, i], lane_memory(lanes.memory, i, size, float32), p, key)
+
+        @device
+        def act(lanes, i, action, p, key):
+            memory = lane_memory(lanes.memory, i, size, float32)
+            return step_(lanes.state[:, i], memory, action, p, key, lanes.running[1:, i])
 
     else:
 
