@@ -18,8 +18,8 @@ Gymnasium and `mujoco`, but no GPU. With `--seconds` the number of steps is what
 time, measured by a short run before; otherwise it is the recipe's. `training_s` is the time of these phases without the
 first iteration, by the device's clock; `fresh` the mean return of `--episodes` greedy episodes in our own environment
 by the last policy. What is kept of a run is the policy with the highest evaluation during training, or the last without
-evaluations. `play` loads it for every run in a folder, or in a .tar file there. With `--parts` the episodes of a run are
-divided among processes, each with its own seed.
+evaluations. `play` loads it for every run in a folder, or in a .tar file there. With `--parts` the episodes of a run
+are divided among processes, each with its own seed.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from numba import types
 from numba.core.typing.npydecl import parse_dtype
 from numba.extending import intrinsic
 
-
 _GLOBAL = 1
 """Address space of a GPU's global memory."""
 
