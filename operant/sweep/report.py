@@ -312,7 +312,7 @@ def _draw_end_label(axes: Any, column: int, y: float, text: str) -> None:
 
 def lines(plan: Outline, search: study.Trials, active: Sequence[Any], columns: int) -> list[str]:
     """Compose the table of a sweep for a terminal of `columns` columns: a line of totals, the trials that train
-    (`active`), then the best ones.
+    (`active`), then the best ones; where none trains, also the last that were pruned or failed, with the reason.
     """
     trials = search.trials()
     states, repeated, complete = counts(plan, trials), repeats(trials), ranked(plan, trials)
@@ -347,4 +347,11 @@ def lines(plan: Outline, search: study.Trials, active: Sequence[Any], columns: i
         f"  {trial.number:>5}  {word:<9}        {value:>9}  {overrides_line(trial, plan)}"
         for word, value, trial in best
     ]
+    ended = [] if active else [trial for trial in trials if trial.state.name in ("PRUNED", "FAIL")][-5:]
+    for trial in ended:
+        word, reason = state(plan, trial), study.result(trial).get("reason") or "unknown"
+        shown.append(
+            f"  {trial.number:>5}  {'failed' if word == 'fail' else word:<9}        {'-':>9}  "
+            f"{overrides_line(trial, plan)}   ({' '.join(reason.split())})"
+        )
     return [line[: max(20, columns)] for line in shown]

@@ -259,7 +259,7 @@ def planned(tmp_path, here, monkeypatch):
     return plan
 
 
-def test_a_sweep_books_no_score_of_a_run_that_merely_has_the_name_of_a_trial(tmp_path, planned):
+def test_a_sweep_books_no_score_of_a_run_that_merely_has_the_name_of_a_trial(tmp_path, planned, here):
     plan = planned("trials = 2")
     other = made(tmp_path / "runs", "my-sweep.0", [(10 * k, (1.0, 1.0, 355.1, 0.1)) for k in range(1, 4)])
     (other.path / "checkpoints" / "step-000000000001").mkdir(parents=True)
@@ -270,6 +270,9 @@ def test_a_sweep_books_no_score_of_a_run_that_merely_has_the_name_of_a_trial(tmp
     assert first.startswith("my-sweep.0-") and resume is None and second == "my-sweep.1"
     assert f"my-sweep.0 is not a run of this trial: it stays as it is, and the trial's is {first}" in said
     assert [line for line in said if line.startswith("trial")] == [f"trial {k} failed: no evaluation" for k in (0, 1)]
+    shown = here("show", "my-sweep").out.splitlines()
+    assert [line.split()[:2] for line in shown[1:]] == [["0", "failed"], ["1", "failed"]]
+    assert all(line.endswith("(no evaluation)") for line in shown[1:])
     assert runs.load(other.path) is not None and {run.id for run in sweeps.trials(plan.folder)} == {first, second}
 
 
