@@ -123,13 +123,7 @@ def render(
     if frames != 1 and form != "png":
         raise UsageError(f"--frames needs a .png; the length of a .{form} is given by --seconds or --steps")
 
-    from operant.play import load_policy
-
-    scope = runs.scope(root)
-    loaded = consented(
-        trust,
-        lambda trusted: load_policy.load(what, scope, which=checkpoint, device=device, report=say, trusted=trusted),
-    )
+    loaded = _loaded(what, runs.scope(root), which=checkpoint, device=device, trust=trust)
     from operant.play import film  # torch
 
     seed = loaded.config.run.seed if seed is None else seed
@@ -269,6 +263,25 @@ def _preparing(work: str, name: str) -> Iterator[None]:
         screen.end()
 
 
+def _loaded(
+    what: str, scope: load_policy.runs.Scope, *, which: str | None, device: str, trust: bool
+) -> load_policy.LoadedPolicy:
+    """Load the policy of a run, a checkpoint or the zoo, with a progress line meanwhile. Raises like
+    `load_policy.load`.
+    """
+    notes: list[str] = []
+
+    def load(trusted: bool) -> load_policy.LoadedPolicy:
+        with _preparing("loading", what):
+            from operant.play import load_policy  # torch
+
+            return load_policy.load(what, scope, which=which, device=device, report=notes.append, trusted=trusted)
+
+    loaded = consented(trust, load)
+    say(*notes)
+    return loaded
+
+
 def _requested(environment: str, params: Sequence[str]) -> RawConfig:
     """Read and check the words of `operant play`: an environment's name or file, and its parameters, KEY=VALUE each.
     Imports neither torch nor the environment. Raises UsageError, ConfigError, NotFoundError.
@@ -336,10 +349,7 @@ def spectate(
         stage, player = plain.staged(shipped, seed=seed, number=load_policy.EVALUATION_NUMBER)
         name, environment, step = shipped.id, stage.env.name, zoo.about(shipped.id)["step"]
     else:
-        loaded = consented(
-            trust,
-            lambda trusted: load_policy.load(what, scope, which=which, device=device, report=say, trusted=trusted),
-        )
+        loaded = _loaded(what, scope, which=which, device=device, trust=trust)
         from operant.play import film
 
         name, environment, step = loaded.id, loaded.config.environment.name, loaded.step

@@ -259,6 +259,7 @@ def test_a_file_can_be_played_without_colours(tmp_path):
         assert terminal.wait(DEADLINE_S) == 129 and modes(terminal) == (True, True, True)
 
 
+@pytest.mark.slow
 def test_eval_shows_a_run_in_the_terminal(here, tmp_path):
     small = ("run.threads=1", "env.lanes=32", "algo.horizon=16", "run.steps=512", "eval.episodes=4")
     assert here("train", "cartpole", "--inline", "--name", "small", "--device", "cpu", *small).code == 0
@@ -269,11 +270,13 @@ def test_eval_shows_a_run_in_the_terminal(here, tmp_path):
         assert terminal.shows("small  cartpole  checkpoint 512  greedy")
         assert terminal.wait(DEADLINE_S) == 0 and modes(terminal) == (True, True, True)
         watched = terminal.text().decode().rstrip().splitlines()[-1]
+        assert terminal.output.index(b"loading small") < terminal.output.index(b"compiling cartpole")
         assert b"Traceback" not in terminal.output
     played = json.loads(here("eval", "small", "--episodes", "1", "--greedy", "--json").out)
     assert f"2 episodes  return {played['mean']:g}, " in watched, "the very episodes of eval"
 
 
+@pytest.mark.slow
 def test_eval_shows_a_policy_of_the_zoo_in_the_episode_that_it_evaluates(here, tmp_path):
     name = "zoo:mountaincar_continuous"
     words = ("eval", name, "--render", "term", "--episodes", "1", "--fps", "120")
