@@ -71,6 +71,7 @@ def examples(place):
     return "".join(told)
 
 
+@pytest.mark.slow
 def test_the_examples_in_docstrings_run(examples):
     assert examples == ""
 
@@ -154,6 +155,7 @@ def tensors(run):
     return {name: tensor.numpy().tobytes() for name, tensor in run.load("last", device="cpu")._actor.tensors().items()}
 
 
+@pytest.mark.slow
 def test_a_run_with_a_callback_that_only_looks_ends_in_the_same_bits(one_thread, examples):
     """With files, records and an exit code like those of a run in a process of its own."""
     seen = []
@@ -202,6 +204,7 @@ def test_a_callback_that_stops_the_run_leaves_no_record_without_iterations(one_t
         assert columns["step"].tolist() == seen and columns["half"].tolist() == [step / 2 for step in seen]
 
 
+@pytest.mark.slow
 def test_changes_by_a_callback_are_repeated_without_it(one_thread):
     """A resume, and a new run with the configuration that the run left, end in the bits of the run."""
 
@@ -255,6 +258,7 @@ def test_problems_of_a_call_name_the_call_and_those_of_a_file_the_file(place):
     assert any("mine.toml:2: algo.gamma: " in line for line in lines), lines
 
 
+@pytest.mark.slow
 def test_an_exception_of_a_callback_is_raised_after_a_checkpoint(one_thread):
     def fail(run, step, metrics):
         if step >= 1024:
@@ -322,6 +326,7 @@ def test_progress_is_a_line_on_a_terminal_and_nothing_elsewhere(one_thread, exam
     assert sys.stderr.getvalue() == "" and capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not NOTEBOOK.is_file(), reason="needs a checkout")
 @pytest.mark.parametrize(
     "trains", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["over the run that is there", "as it is"]

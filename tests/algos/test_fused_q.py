@@ -62,6 +62,7 @@ def same(case, found):
     assert found["moved"] > 1e-3, (case, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cases",
     [

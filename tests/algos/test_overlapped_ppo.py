@@ -118,6 +118,7 @@ RESUMED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fresh", RESUMED.values(), ids=RESUMED)
 def test_resume_is_exact_and_one_seed_has_one_result(fresh):
     whole, half, resumed = counted(fresh(), 0, 4), counted(fresh(), 0, 2), fresh(start=False)

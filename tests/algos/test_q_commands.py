@@ -47,6 +47,7 @@ def trained(request, tmp_path_factory) -> SimpleNamespace:
     return SimpleNamespace(place=place, words=words, path=path, name=request.param)
 
 
+@pytest.mark.slow
 def test_it_resumes_to_the_bit(trained, here, monkeypatch):
     halves = trained_here(trained.place, *trained.words, f"run.steps={STEPS // 2}", name="halves")
     go_to(trained.place, monkeypatch)

@@ -43,6 +43,7 @@ def trained(tmp_path_factory):
     return place
 
 
+@pytest.mark.slow
 def test_train_resumes_bit_for_bit_with_the_replay(trained, here, monkeypatch):
     halves = trained_here(trained, *SMALL, f"run.steps={STEPS // 2}", name="halves")
     go_to(trained, monkeypatch)

@@ -279,6 +279,7 @@ def test_a_resume_on_a_machine_that_does_not_fit_changes_nothing_but_the_log(tra
     assert content(copy) | {"log.txt": b""} == before
 
 
+@pytest.mark.slow
 def test_a_resume_that_the_worker_refuses_changes_nothing_but_the_log(trained, here, tmp_path):
     copy = tmp_path / "runs" / "copy"
     shutil.copytree(trained.path, copy)
@@ -425,6 +426,7 @@ def test_ctrl_c_stops_with_a_checkpoint(stopped):
     assert (stopped.path / "checkpoints" / f"step-{described['step']:012d}" / "manifest.json").is_file()
 
 
+@pytest.mark.slow
 def test_training_run_is_live_and_busy(stopped):
     assert stopped.shown["state"] in ("starting", "running") and stopped.shown["env"] == "cartpole"
     for done in (stopped.second, stopped.worker):
@@ -432,6 +434,7 @@ def test_training_run_is_live_and_busy(stopped):
         assert "long is still training (pid" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_stop_ends_a_detached_run_with_a_checkpoint(tmp_path):
     started = operant_process(tmp_path, "train", *SMALL, "run.steps=1G", "eval.every=0", "--detach", "--name", "away")
     assert started.returncode == 0, started.stderr
@@ -520,6 +523,7 @@ def interrupted(tmp_path_factory) -> SimpleNamespace:
     )
 
 
+@pytest.mark.slow
 def test_a_pause_changes_no_trained_bit(interrupted, trained):
     assert interrupted.code == 0
     assert tensors(interrupted.path) == tensors(trained.path)
@@ -556,6 +560,7 @@ def test_a_paused_run_saves_a_checkpoint_and_shows_its_agent(interrupted):
     assert interrupted.frame.step == step and interrupted.frame.width == 16
 
 
+@pytest.mark.slow
 def test_events_and_log_record_pause_and_checkpoints(interrupted, trained):
     who = control.own_name()
     with Reader(interrupted.path / "metrics.mm") as reader:

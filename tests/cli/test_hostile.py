@@ -360,6 +360,7 @@ def leave(terminal: Terminal, run: runs.Run) -> bytes:
     return output
 
 
+@pytest.mark.slow
 @linux
 def test_every_page_and_dialog_of_a_run_that_failed(place):
     folder, made = place
@@ -557,6 +558,7 @@ def inline(place):
     return runs.load(folder / "own" / "trained"), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_training_in_the_terminal(inline):
     assert safe(NAME) in harmless(inline[1], 0, ("train", "--inline"), {0}).decode()
 

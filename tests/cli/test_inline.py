@@ -266,6 +266,7 @@ def test_a_stop_breaks_an_evaluation_off_and_a_resume_does_it_again(here, tmp_pa
     assert [line["step"] for line in lines] == [2 * ITERATION, 4 * ITERATION]
 
 
+@pytest.mark.slow
 def test_episodes_that_never_end_are_told_once(here, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(evaluate, "_LONGEST_UNLIMITED", 64)
     (tmp_path / "endless.py").write_text(MY_ENV.replace("time_limit=100", "time_limit=None"))
@@ -349,6 +350,7 @@ def test_numbers_that_are_not_finite_end_the_run_and_name_iteration_and_tensor(h
     assert here("eval", run.path, "--episodes", "2").code == 0
 
 
+@pytest.mark.slow
 def test_a_users_own_files_are_kept_and_used_after_the_originals_are_gone(here, tmp_path, caplog):
     (tmp_path / "mine").mkdir()
     env_file, net_file = tmp_path / "mine" / "my_env.py", tmp_path / "mine" / "my_net.py"
@@ -406,6 +408,7 @@ def test_a_users_broken_environment_is_a_sentence_with_its_line(line, here, tmp_
     assert not list((tmp_path / "runs").iterdir()), "the run that could not begin is gone"
 
 
+@pytest.mark.slow
 def test_a_parameter_that_leads_out_of_bounds_is_found_before_training(here, tmp_path):
     (tmp_path / "mine.py").write_text(MY_ENV.replace("s[0] += float32(1.0)", "s[int(p.bonus) - 1] += float32(1.0)"))
     done = inline(here, "mine.py", f"run.steps={ITERATION}", "env.params.bonus=7")

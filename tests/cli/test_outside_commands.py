@@ -42,6 +42,7 @@ def failed(tmp_path_factory) -> SimpleNamespace:
     return SimpleNamespace(place=place, done=done, run=place / "runs" / "toy")
 
 
+@pytest.mark.slow
 def test_a_failed_environment_ends_the_run_with_a_checkpoint(failed):
     log = (failed.run / "log.txt").read_text()
     assert failed.done.returncode == 1 and "mine.py:failing: `step` of lane 0, after action [" in failed.done.stderr, (
@@ -55,6 +56,7 @@ def test_a_failed_environment_ends_the_run_with_a_checkpoint(failed):
     ].startswith("warm")
 
 
+@pytest.mark.slow
 def test_a_resume_is_warm_and_says_so(failed, here, monkeypatch):
     (failed.place / "mended").touch()
     go_to(failed.place, monkeypatch)

@@ -365,6 +365,7 @@ def test_an_old_checkpoint_that_is_not_finite_is_not_trained_on(here, tmp_path):
     go_on(run, f"run.steps={8 * ITERATION}", start=str(2 * ITERATION))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("field", "value"), [("reward", "inf"), ("observation", "nan")])
 def test_values_that_enter_hidden_by_a_normalizer_end_the_run_with_their_cause(here, tmp_path, field, value):
     """Both are clipped before they are learned from; the normalizers are not finite from then on."""

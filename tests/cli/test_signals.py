@@ -89,6 +89,7 @@ def kill():
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_sigterm_within_a_long_iteration_is_shown_at_once_and_saves_at_its_end(tmp_path, slow, kill):
     started = operant_process(tmp_path, *WORDS, "--detach")
     assert started.returncode == 0, started.stderr

@@ -28,6 +28,7 @@ def lines_of(run):
     return [json.loads(line) for line in (run.path / "eval" / "evaluations.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_lucky_evaluations_end_no_run(here, tmp_path, lottery, caplog):
     # Of twelve evaluations of one episode some pay 0.7 and more; the mean is 0.5.
     words = (f"run.steps={12 * ITERATION}", "eval.every=1", "eval.episodes=1", "run.target=0.7", "--name", "lucky")

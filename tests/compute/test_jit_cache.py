@@ -334,6 +334,7 @@ print(json.dumps([sorted(count.compiled), sorted(count.loaded), found]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("all_threads")
 def test_compiled_and_loaded_code_round_alike_with_any_number_of_threads(count):
     """The process that compiles a kernel must get the bits of those that load it: it has helpers of its own."""

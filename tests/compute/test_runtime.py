@@ -49,6 +49,7 @@ def test_a_gpu_without_numba_cuda_is_refused_with_the_package_to_install(monkeyp
     assert str(find_device("cpu")) == "cpu"
 
 
+@pytest.mark.slow
 def test_torch_and_numba_get_the_threads_that_are_asked_for():
     # In a process of its own: numba starts its threads once, and that is what may go wrong.
     program = (

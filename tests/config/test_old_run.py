@@ -75,6 +75,7 @@ def test_old_run_opens_read_only(here, run, name):
     assert content(run) == before
 
 
+@pytest.mark.slow
 def test_old_run_resumes_or_is_refused_with_a_reason(here, run):
     before = content(run)
     done = here("resume", run, "run.steps=100k", "run.target=501", "eval.every=0", "env.num_envs=256")

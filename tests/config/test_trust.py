@@ -211,6 +211,7 @@ def test_trust_option_runs_foreign_code(here, theirs, ran):
     assert played.code == 0 and json.loads(played.out)["mean"] == 100.0
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_with_trust_is_trained_by_a_worker_that_was_told(here, theirs):
     done = here("resume", theirs, f"run.steps={2 * ITERATION}", "--trust")
     assert done.code == 0 and runs.describe(runs.load(theirs))["step"] == 2 * ITERATION
@@ -349,6 +350,7 @@ class Outside(gymnasium.Env):
 """
 
 
+@pytest.mark.slow
 def test_compiled_code_that_lies_beside_an_outside_environment_is_not_run(here, home, tmp_path, ran):
     pytest.importorskip("gymnasium")
     source, evil = home / "my_envs.py", tmp_path / "evil.py"
@@ -410,6 +412,7 @@ def test_security_names_each_command_that_may_run_a_runs_code_and_files_of_tests
         assert (home / "tests" / file).is_file(), file
 
 
+@pytest.mark.slow
 def test_a_resume_leaves_no_link_where_it_keeps_a_users_file(here, mine, tmp_path):
     elsewhere, kept = tmp_path / "elsewhere.py", mine / "source" / "my_env.py"
     elsewhere.write_text(MY_ENV)

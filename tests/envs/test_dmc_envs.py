@@ -104,6 +104,7 @@ class Steps:
             assert step.discount == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", by_name(NAMES, plain=SMALL))
 def test_steps_equal_dm_controls(name):
     world = DeviceWorld(envs.find(name), STEPS, seed=1)

@@ -322,6 +322,7 @@ def returns_and_lengths(iterations: int) -> list[tuple[float, float]]:
     return [(sums[RETURN] / sums[EPISODES], sums[TALLIES + rules.LENGTH_AT_END] / sums[EPISODES]) for sums in fifths]
 
 
+@pytest.mark.slow
 def test_length_improves_early_with_the_recipe(serial_worlds):
     returns, lengths = zip(*returns_and_lengths(25), strict=True)
     assert returns[0] < -0.5 and returns[-1] > 0.5

@@ -214,6 +214,7 @@ def test_a_file_with_other_actions_is_not_written(tmp_path, monkeypatch):
         exported(tmp_path, "td3/pendulum", "numpy")
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_runs_policy_and_a_program_that_uses_it(here, tmp_path):
     trained = here(
         "train",

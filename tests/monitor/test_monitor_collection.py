@@ -230,6 +230,7 @@ def test_ascii_screens_of_a_group_and_a_sweep_are_ascii(root, group, sweep):
             assert shown(root, path, (120, 36), *keys, ascii_only=True).isascii()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(40, 10), (60, 16), (80, 24), (200, 60)])
 def test_every_key_works_in_every_size(size, root, sweep):
     keys = [*"123456xsy", "plus", "minus", "home", "end", "left", "right", "up", "down", "tab", "i", "escape"]

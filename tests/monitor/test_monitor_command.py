@@ -282,6 +282,7 @@ def quit_monitor(terminal: Terminal) -> None:
     assert b"Traceback" not in terminal.output
 
 
+@pytest.mark.slow
 @linux
 def test_the_chosen_theme_is_kept_for_the_next_start(tmp_path):
     make(tmp_path, "run-0001")
@@ -349,6 +350,7 @@ def stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("how", ["ctrl+z", "SIGSTOP"])
 def test_suspended_and_back(tmp_path, how):

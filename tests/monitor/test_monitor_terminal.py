@@ -265,6 +265,7 @@ def harass(place: Path, kills: int, monitors: int, resizes: int) -> None:
     kill(run)
 
 
+@pytest.mark.slow
 def test_killed_monitors_do_not_affect_the_trainer(place):
     harass(place, kills=1, monitors=2, resizes=15)
 

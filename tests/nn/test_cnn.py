@@ -316,6 +316,7 @@ BOARD = replace(PICK, observation=Box(6, low=0, high=255, dtype="uint8", shape=(
 SMALL = mlp.Config(kind="cnn", cnn="board", channels=(8,), hidden=(16,))
 
 
+@pytest.mark.slow
 def test_ppo_learns_with_a_convolutional_network():
     ppo = iterate(ppo_on(BOARD, 64, SMALL, horizon=16, learning_rate=2e-2, normalize_observations=True), 10)
     assert ppo.policy.normalizer is None and ppo.kernels != "manual_backward"

@@ -512,6 +512,7 @@ def test_float32_errs_by_rounding(name):
     assert np.median(errors.values, axis=0)[:2].max() < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e12])
 def test_a_bad_state_starts_again_and_is_counted(bad):
     engine = build(Model.from_mjcf(parity.source("inverted_pendulum")), float64)

@@ -589,6 +589,7 @@ def trained(tmp_path_factory):
     return place / "runs" / "small"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("scipy") is None, reason="needs scipy")
 def test_report_embeds_a_short_film(trained, here, tmp_path):
     done = here("report", trained, "--films")
@@ -723,6 +724,7 @@ def test_mujocos_renderer_films_a_robot_in_motion(robot, tmp_path, monkeypatch, 
     assert not np.array_equal(first, last), "nothing moves"
 
 
+@pytest.mark.slow
 def test_without_opengl_mujocos_renderer_has_a_sentence(robot, tmp_path, monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "glfw")
     monkeypatch.delenv("DISPLAY", raising=False)
@@ -763,6 +765,7 @@ def test_an_environment_without_a_picture(trained, here, tmp_path, monkeypatch):
     assert done.code == 2 and "cartpole draws no images" in done.err and not (tmp_path / "a.gif").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.soak), (signal.SIGTERM, 143)]
 )

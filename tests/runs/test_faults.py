@@ -354,6 +354,7 @@ def python_of(version: str) -> str | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", PYTHONS)
 def test_row_40_files_of_one_python_version_are_read_by_another(tmp_path, version):
     other = python_of(version)

@@ -288,6 +288,7 @@ def test_shipped_environments_hold_only_what_can_be_a_kernel():
     assert found == dict.fromkeys(ORDINARY, ([], []))
 
 
+@pytest.mark.slow
 def test_printing_and_never_ending_are_warnings(findings, monkeypatch, capsys):
     monkeypatch.setattr(module, "compiles_for_cuda", lambda guarded: [])
     endless = [

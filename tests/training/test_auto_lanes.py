@@ -214,6 +214,7 @@ def test_a_given_number_of_lanes_is_unchanged(card):
 # IN A RUN
 
 
+@pytest.mark.slow
 def test_a_run_records_its_lanes_and_a_resume_keeps_them(tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO", "operant")
     words = (

@@ -134,6 +134,7 @@ def test_an_exported_policy_remembers_as_the_run_does(tmp_path, memory):
     assert len(seen) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["lstm", "none"])
 def test_two_ranks_make_the_same_bytes_as_one(tmp_path, memory):
     (tmp_path / "fill.py").write_text("from toys import FILL as ENV\n")

@@ -94,6 +94,7 @@ def test_one_worker_trains_run_after_run_and_survives_what_ends_them(tmp_path, w
     assert state(last).word == "stopped"
 
 
+@pytest.mark.slow
 def test_a_worker_whose_supervisor_is_gone_finishes_its_run_and_ends(tmp_path):
     run = made(tmp_path, *SHORT)
     process = subprocess.Popen(

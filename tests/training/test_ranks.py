@@ -121,6 +121,7 @@ def two(place):
     return place
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_crashes_the_run_with_the_cause(two):
     """Until then both ranks report their share of time in the exchange."""
     pid, run = two.pid("two", 1), two.run("two")

@@ -447,6 +447,7 @@ def test_a_picture_at_the_end_by_hand():
     )  # one stone each, anew
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "limit", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(50, marks=pytest.mark.slow), None]
 )

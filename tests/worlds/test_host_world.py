@@ -269,6 +269,7 @@ def segments():
     return set(os.listdir("/dev/shm"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cycles", [2, pytest.param(100, marks=pytest.mark.soak)])
 def test_a_killed_trainer_leaves_no_process_and_no_memory(cycles):
     before = segments()
