@@ -245,15 +245,15 @@ def marks(name: str):
     return () if name in PLAIN else pytest.mark.soak if name in PHYSICS and name not in ROBOTS else pytest.mark.slow
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in WORLDS])
 def test_environments_compile_without_float64(name):
     world = DeviceWorld(WORLDS[name], N, seed=1)
     env, slot = world.spec, world.slot()
     apart = env.observation_shards > 1
     architectures = ((9, 0),) if name in PHYSICS else ARCHITECTURES
+    lanes = world.lanes._replace(memory=zeros(N, env.memory) if env.memory else None)  # as on a GPU
     for body in (step_body(env, world.params, sharded=apart), reset_body(env, world.params, apart)):
-        check_ptx(body, world.lanes, slot, architectures)
+        check_ptx(body, lanes, slot, architectures)
     if apart:
         check_ptx(
             shards_body(env, world.params, env.observation_shards),

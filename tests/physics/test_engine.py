@@ -571,6 +571,36 @@ def test_quantities_that_are_read_are_mujocos_after_a_step(name):
     assert touched > 20
 
 
+@pytest.mark.slow
+def test_a_matrix_in_memory_of_the_caller_changes_no_bit():
+    from numba import njit
+
+    from operant.physics.local import lane_memory
+
+    model = Model.from_mjcf(SCALED["dual"])
+    engine, apart = build(model, float64), build(model, float64, apart=True)
+    steps, work = engine.steps, engine.work
+    apart_steps, apart_work, size = apart.steps, apart.work, apart.memory_size
+    assert engine.memory_size == 0 < size and apart.work_size < engine.work_size
+
+    @njit(_nrt=False)
+    def together(s, ctrl):
+        steps(s, ctrl, work(), 100)
+
+    @njit(_nrt=False)
+    def beside(s, ctrl, memory):
+        apart_steps(s, ctrl, apart_work(lane_memory(memory, 1, size, float64)), 100)
+
+    found, memory = [], np.full((3, size), np.nan)
+    for step, more in ((together, ()), (beside, (memory,)), (beside, (0,))):
+        s, ctrl = np.zeros(engine.fields), np.zeros(max(model.nu, 1))
+        s[: model.nq] = model.qpos0
+        step(s, ctrl, *more)
+        found.append(s.tobytes())
+    assert found[0] == found[1] == found[2]
+    assert np.isnan(memory[[0, 2]]).all() and np.isfinite(memory[1]).any()
+
+
 LOOPS = """
 <mujoco>
   <option timestep="0.004" {option}/>
