@@ -5,14 +5,14 @@
 #   python benches/physics.py write && python benches/mujoco_returns.py models build/models   # where mujoco is installed
 #   OUT=FOLDER bash benches/robots.sh SECONDS [PART ...]                                     # where the GPUs are
 #
-# Parts: returns, play (needs gymnasium and mujoco), bits, profile (needs ncu), memory; by default all, in turn. The
+# Parts: bits, returns, play (needs gymnasium and mujoco), profile (needs ncu), memory; by default all, in turn. The
 # runs that $OUT/runs.tar has already are not trained again. Policies are packed every half minute, so that a machine
 # that is taken away loses little.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 until=${1:?seconds}
 parts=${*:2}
-parts=${parts:-returns play bits profile memory}
+parts=${parts:-bits returns play profile memory}
 export OPERANT_MODELS=$PWD/build/models PYTHONUNBUFFERED=1 PYTHONWARNINGS=ignore
 kept=$(mktemp -d)
 [ ! -e "$OUT/runs.tar" ] || tar xf "$OUT/runs.tar" -C "$kept"
@@ -28,11 +28,11 @@ returns() {
     pack
 }
 
-play() { timeout "$(left)" python3 benches/mujoco_returns.py play "$kept" --episodes 1000 >"$OUT/play.txt"; }
+play() { timeout "$(left)" python3 benches/mujoco_returns.py play "$kept" --episodes 1000 --parts 4 >"$OUT/play.txt"; }
 
 bits() {
-    timeout "$(left)" python3 benches/robot_bits.py worlds >"$OUT/bits_worlds.txt"
     timeout "$(left)" python3 benches/robot_bits.py runs --gpus "$(nvidia-smi -L | wc -l)" >"$OUT/bits_runs.txt"
+    timeout "$(left)" python3 benches/robot_bits.py worlds >"$OUT/bits_worlds.txt"
 }
 
 # One launch of five steps, after 60 in which humanoids fall.
