@@ -91,7 +91,6 @@ SHORT = {
     "ppo/breakout": "env.lanes=480 run.steps=5M",
     "ppo/dmc_acrobot_swingup": f"{_FEWER_LANES} run.steps=2M",
     "ppo/dmc_cheetah_run": f"{_FEWER_LANES} run.steps=1M",
-    "ppo/dmc_cartpole_swingup": "run.steps=1M",
     "ppo/dmc_fish_upright": "run.steps=500k",
     "ppo/dmc_hopper_stand": f"{_FEWER_LANES} run.steps=1M",
     "ppo/dmc_pendulum_swingup": "run.steps=1M",
