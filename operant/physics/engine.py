@@ -119,9 +119,9 @@ def build(
     """Engine of a model in float32 or float64 that keeps the quantities `reads` after a step. Compiles nothing yet.
     Raises OperantError for pairs of geoms that it cannot collide and for unknown quantities.
 
-    With `apart` the dense matrix of PGS is in memory that `work` is given, and not in the scratch. On a GPU this must be
-    global memory, in which the numbers of a lane are contiguous. In local memory the lanes of a warp share lines of the
-    cache only if they read the same row.
+    With `apart` the dense matrix of PGS is in memory that `work` is given, and not in the scratch. On a GPU this must
+    be global memory, in which the numbers of a lane are contiguous. In local memory the lanes of a warp share lines of
+    the cache only if they read the same row.
     """
     if unknown := sorted({*scales} - {*SCALES}):
         raise OperantError(
