@@ -334,8 +334,8 @@ class Session:
 
 
 def play_all(runs_at: Path, episodes: int, lanes: int, processes: int, parts: int) -> None:
-    """Play the runs of a folder, in .tar files too, in parallel processes. `parts` of a run's episodes are played
-    apart.
+    """Play the runs of a folder, in .tar files too, in parallel processes, and print each run's returns. A run's
+    episodes are divided into `parts`, each with its own seed.
     """
     with tempfile.TemporaryDirectory() as folder:
         for path in sorted(runs_at.rglob("*.tar")):
@@ -346,25 +346,23 @@ def play_all(runs_at: Path, episodes: int, lanes: int, processes: int, parts: in
         context = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(processes, context, torch.set_num_threads, (1,)) as pool:
             share = math.ceil(episodes / parts)
-            waiting = {
+            played = {
                 path: [pool.submit(play, path, share, min(lanes, share), 1 + 10_000 * k) for k in range(parts)]
                 for path in found
             }
-            while waiting:
-                time.sleep(0.1)
-                for path in [path for path, futures in waiting.items() if all(future.done() for future in futures)]:
-                    returns = [value for future in waiting.pop(path) for value in future.result()]
-                    mean, deviation = float(np.mean(returns)), float(np.std(returns))
-                    line = {
-                        "run": path.name,
-                        "from": path.parent.name,
-                        "episodes": len(returns),
-                        "mean": round(mean, 2),
-                        "ci95": round(1.96 * deviation / math.sqrt(len(returns)), 2),
-                        "least": round(min(returns), 1),
-                        "most": round(max(returns), 1),
-                    }
-                    print(json.dumps(line), flush=True)
+            for path, futures in played.items():
+                returns = [value for future in futures for value in future.result()]
+                mean, deviation = float(np.mean(returns)), float(np.std(returns))
+                line = {
+                    "run": path.name,
+                    "from": path.parent.name,
+                    "episodes": len(returns),
+                    "mean": round(mean, 2),
+                    "ci95": round(1.96 * deviation / math.sqrt(len(returns)), 2),
+                    "least": round(min(returns), 1),
+                    "most": round(max(returns), 1),
+                }
+                print(json.dumps(line), flush=True)
 
 
 def main() -> None:

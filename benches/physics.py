@@ -54,7 +54,7 @@ class Lanes(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Memory of N lanes apart from their scratch."""
+    """Second argument of a kernel's body: memory in which the solver of N lanes has its matrices."""
 
     memory: Any  # (N, S) float32
 

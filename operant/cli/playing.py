@@ -305,7 +305,9 @@ def _requested(environment: str, params: Sequence[str]) -> RawConfig:
 
 
 def _configured(raw: RawConfig) -> Any:
-    """Load the code that a raw configuration names, and make the checks of training. Raises ConfigError."""
+    """Make the configuration of `operant play`: load the environment's code, and check values as training does. Raises
+    ConfigError.
+    """
     from operant.compute.runtime import quiet_threads, set_threads
 
     quiet_threads()

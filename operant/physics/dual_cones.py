@@ -32,16 +32,15 @@ an increase of the cost is undone.
 class DualCones:
     """Device functions of the forces, dims numbers from row `row` on, of a contact of geom pair `pair`."""
 
-    update: (
-        Any  # (w, matrix, row, pair, stride) -> change of the dual cost, at most SMALL, by minimising over the forces
-    )
+    update: Any  # (w, matrix, row, pair, stride) -> change of the cost, at most SMALL, by minimising over the forces
     extrapolate: Any  # (w, row, pair, beta): add beta times the last change, within the cone
     along: Any  # (w, row, pair) -> inner product of the extrapolation and the correction since
 
 
 def dual_cones(lay: Layout, contacts: Contacts, gradient: Any, real: Any) -> DualCones:
-    """Make the device functions for a model. They read the matrix A + R (stride) of the dual and write its forces (N,
-    N m); `gradient(w, matrix, stride, row)` is that row of b + (A + R) f.
+    """Make the device functions by which PGS updates the forces of contacts with elliptic friction cones, for a model.
+    They read its matrix A + R (stride) and write its forces (N, N m); `gradient(w, matrix, stride, row)` is that row
+    of b + (A + R) f.
     """
     FORCE, BEFORE, MOMENTUM = (lay.at[f"dual {name}"] for name in ("f", "before", "momentum"))
     rows = max(lay.rows, 2)

@@ -122,8 +122,8 @@ def estimate(config: Config, device: torch.device, *, updates: bool = True) -> F
 
 
 def _scratch_bytes(config: Config, device: torch.device) -> int:
-    """Bytes of a GPU for steps of the environment: the local arrays of every thread that it can run, and the memory of
-    every lane. 0 for a CPU.
+    """Estimate the GPU memory that the environment's kernels need beside its buffers, in bytes: local arrays of all
+    threads that the GPU can run, and the solver's matrix of each lane. 0 for a CPU.
     """
     if device.type != "cuda":
         return 0
