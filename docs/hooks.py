@@ -203,10 +203,14 @@ def faults() -> str:
 
 
 def zoo() -> str:
-    """Table of benches/zoo.toml: each recipe on two CPU cores and on a GPU, then the machines and the recipes without a
-    measurement. A kind of device without a row has no column.
+    """Table of benches/zoo.toml."""
+    return zoo_table(tomli.loads((HOME / "benches" / "zoo.toml").read_text(encoding="utf-8")))
+
+
+def zoo_table(measured: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """Table of each recipe on two CPU cores and on a GPU, then the machines and the recipes without a measurement. A
+    kind of device without a row has no column.
     """
-    measured = tomli.loads((HOME / "benches" / "zoo.toml").read_text(encoding="utf-8"))
     kinds = [kind for kind in DEVICES if any(kind in entry for entry in measured.values())]
     head = ("recipe", "return", "at the target", "steps", *(SECONDS[kind] for kind in kinds), "command")
     absent: dict[str, list[str]] = {}
@@ -214,7 +218,9 @@ def zoo() -> str:
         if recipe not in measured:
             algorithm, _, name = recipe.partition("/")
             absent.setdefault(algorithm, []).append(f"`{name}`")
-    machines = {kind: sorted({entry[kind]["device"] for entry in measured.values() if kind in entry}) for kind in kinds}
+    # A recipe that no run finished names no machine.
+    rows = [(kind, row) for entry in measured.values() for kind, row in entry.items() if "device" in row]
+    machines = {kind: sorted({row["device"] for owner, row in rows if owner == kind}) for kind in kinds}
     parts = [
         table((*head, "version, commit"), [zoo_row(recipe, entry, kinds) for recipe, entry in measured.items()]),
         *(f"{DEVICES[kind]}: {'; '.join(machines[kind])}." for kind in kinds),

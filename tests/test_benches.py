@@ -142,13 +142,26 @@ def test_seeds_with_different_overrides_are_not_merged(tmp_path):
         zoo_bench.merge([tmp_path], tmp_path / "zoo.toml", keeping=False)
 
 
-def shown_row(recipe, entry):
-    """Row of the documentation's table."""
+def docs_hooks():
     pytest.importorskip("mkdocs")
     spec = importlib.util.spec_from_file_location("docs_hooks", BENCHES.parent / "docs" / "hooks.py")
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
-    return hooks.zoo_row(recipe, entry, ["cpu"])
+    return hooks
+
+
+def shown_row(recipe, entry):
+    """Row of the documentation's table."""
+    return docs_hooks().zoo_row(recipe, entry, ["cpu"])
+
+
+def test_a_recipe_that_no_run_finished_is_in_the_table_without_a_machine(tmp_path):
+    out = tmp_path / "zoo.toml"
+    write_result(tmp_path, 1, **finished(21.0, 8.0))
+    write_result(tmp_path, 2, recipe="ppo/snake", unfinished_s=99.6)
+    zoo_bench.merge([tmp_path], out, keeping=False)
+    shown = docs_hooks().zoo_table(tomli.loads(out.read_text()))
+    assert "1 not finished in 100" in shown and "CPU: Chip, 2 cores." in shown
 
 
 def test_a_row_has_only_figures_of_all_finished_seeds_and_the_table_a_dash_for_the_load(tmp_path):
