@@ -76,9 +76,9 @@ def test_the_examples_in_docstrings_run(examples):
     assert examples == ""
 
 
-def test_a_policy_accepts_arrays_tensors_and_lists(one_thread, examples):
+def test_a_policy_accepts_arrays_tensors_and_lists(one_thread, place):
     torch = pytest.importorskip("torch")
-    policy = operant.load(Path("runs/example"), device="cpu")
+    policy = operant.load("zoo:cartpole", device="cpu")
     batch = np.random.default_rng(0).normal(size=(6, 4))
     expected = policy(batch)
     assert isinstance(expected, np.ndarray) and expected.shape == (6, 1)
@@ -174,6 +174,7 @@ def test_a_run_with_a_callback_that_only_looks_ends_in_the_same_bits(one_thread,
     assert (looked.path / "log.txt").read_text().count("finished: all steps done") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
 def test_a_run_records_the_cores_that_its_process_may_use(one_thread):
     before = os.sched_getaffinity(0)
@@ -226,6 +227,7 @@ def test_changes_by_a_callback_are_repeated_without_it(one_thread):
         )
 
 
+@pytest.mark.slow
 def test_a_stopped_run_has_ended_and_can_be_resumed_at_once(place):
     run = operant.train("cartpole", steps="900M", lanes=16, name="background", wait=False, progress=False)
     while not run.describe()["step"]:
@@ -294,6 +296,7 @@ def test_an_interrupt_stops_a_run_in_this_process_with_a_checkpoint(one_thread):
     assert 1024 <= described["last_checkpoint_step"] == described["step"] < 40_000
 
 
+@pytest.mark.slow
 def test_pictures_show_themselves_in_a_notebook_and_can_be_saved(one_thread, examples, tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("PIL")
@@ -310,6 +313,7 @@ def test_pictures_show_themselves_in_a_notebook_and_can_be_saved(one_thread, exa
         run.resume()
 
 
+@pytest.mark.slow
 def test_progress_is_a_line_on_a_terminal_and_nothing_elsewhere(one_thread, examples, monkeypatch, capsys):
     class Terminal(io.StringIO):
         def isatty(self):

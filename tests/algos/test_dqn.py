@@ -335,8 +335,8 @@ PRIORITISED = {"replay_sampling": "prioritised", "critic": "c51", "v_max": 50.0}
     ("env", "algo", "kernels"),
     [
         (CARTPOLE, {}, "auto"),
-        (CARTPOLE, EVERYTHING, "torch"),
-        (FILL, EVERYTHING, "auto"),
+        pytest.param(CARTPOLE, EVERYTHING, "torch", marks=pytest.mark.slow),
+        pytest.param(FILL, EVERYTHING, "auto", marks=pytest.mark.slow),
         (CARTPOLE, PRIORITISED, "auto"),
     ],
 )

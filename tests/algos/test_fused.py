@@ -111,7 +111,8 @@ def gradient_groups():
     return {"resident": resident, "per-layer": per_layer, "rounded": rough}
 
 
-@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "others"])
+@pytest.mark.slow
+@pytest.mark.parametrize("half", [0, 1], ids=["some", "others"])
 @pytest.mark.parametrize("group", ["resident", "per-layer", "rounded"])
 def test_the_gradient_is_float64_autograds(group, half):
     """Within float32 rounding, or in tf32 and bf16 within that of their operands. The interpreter emulates tensor
@@ -124,6 +125,7 @@ def test_the_gradient_is_float64_autograds(group, half):
         assert precision == "ieee" or found["gradient"] > 1e-5, (case, found)
 
 
+@pytest.mark.slow
 def test_the_bits_depend_on_the_chunks_alone():
     """The gradient's bits depend neither on the microbatch nor on slices of lanes that act together; they depend on the
     chunks.
@@ -685,6 +687,7 @@ def test_kernels_compile(architecture, env, precision, net, shape):
     compile_all(architecture, env, precision, net, shape, most_shared=LEAST_SHARED[architecture])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["fp32", "bf16"])
 def test_muons_step_is_that_of_torch(half):
     """Small and tiled matrices: wide, square and tall, with whole and partial tiles. In bf16 the error is that of its

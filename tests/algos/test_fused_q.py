@@ -280,6 +280,7 @@ DQN_CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cases", [DQN_CASES[1:3], pytest.param([DQN_CASES[0], DQN_CASES[3]], marks=pytest.mark.soak)], ids=["few", "others"]
 )

@@ -373,6 +373,7 @@ def descended(kernels, iterations, *, env=PUSH, **algo):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("env", [CARTPOLE, PUSH, PICK], ids=["categorical", "gaussian", "multi"])
 def test_ppo_uses_manual_backward_on_a_cpu(env, threads, small_chunks):
@@ -385,6 +386,7 @@ def test_ppo_uses_manual_backward_on_a_cpu(env, threads, small_chunks):
     torch.testing.assert_close(own.stats, plain.stats, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [2, 3])
 def test_bits_do_not_depend_on_the_pace_of_threads(threads, small_chunks, monkeypatch):
     """The order of all sums follows from the minibatch's chunks, so neither the number of threads matters nor which is

@@ -135,6 +135,7 @@ def test_checkpoint_adds_only_the_acting_policy():
     assert sum(tensor.numel() for tensor in more.values()) == ahead.policy.flat.values.numel()
 
 
+@pytest.mark.slow
 def test_reward_improves_on_cartpole():
     algo = made("env.lanes=128", "algo.horizon=32", "algo.minibatches=4", "algo.epochs=4")
     sums = torch.stack([(iterate(algo, 1), algo.world.episode_sums(algo.rollout))[1] for _ in range(25)])

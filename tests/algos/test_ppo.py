@@ -148,6 +148,7 @@ def test_rollout_fields_belong_to_the_same_steps(env, kernels):
     assert len(truncated) > 0 or env in (CARTPOLE, PICK, GATE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("env", [GATE, FILL])
 def test_policy_takes_only_legal_actions(env, kernels):
@@ -708,6 +709,7 @@ def _generous_step(s, action, p, key, tally):
     return float32(1e20) * s[0], s[0] >= s[1]
 
 
+@pytest.mark.slow
 def test_rewards_whose_squares_overflow_are_scaled():
     ppo = ppo_on(dataclasses.replace(COUNT, step=_generous_step), 16, horizon=8, normalize_rewards=True)
     iterate(ppo, 3)
@@ -785,8 +787,8 @@ def digest(ppo):
     [
         (CARTPOLE, {}),
         (GATE, EVERYTHING),
-        (PUSH, EVERYTHING),
-        (PUSH, {"kernels": "torch", "microbatch": 48, **EVERYTHING}),
+        pytest.param(PUSH, EVERYTHING, marks=pytest.mark.slow),
+        pytest.param(PUSH, {"kernels": "torch", "microbatch": 48, **EVERYTHING}, marks=pytest.mark.slow),
     ],
     ids=[
         "cartpole",
@@ -819,7 +821,7 @@ RESUMED = [
     pytest.param(CARTPOLE, {}, EVERYTHING, id="categorical, everything on"),
     pytest.param(CARTPOLE, {"shared": True, "activation": "relu"}, {}, id="shared"),
     pytest.param(CARTPOLE, {}, {"kernels": "torch", **EVERYTHING}, id="by autograd, everything on"),
-    pytest.param(PUSH, {}, {"kernels": "torch", "microbatch": 10}, id="by autograd in parts"),
+    pytest.param(PUSH, {}, {"kernels": "torch", "microbatch": 10}, id="by autograd in parts", marks=pytest.mark.slow),
     pytest.param(PUSH, {}, {**EVERYTHING, "optimizer": "muon"}, id="gaussian, everything on"),
     pytest.param(
         PUSH, {"squash": True, "initial_log_std": -0.5}, {"normalize_rewards": True, "anneal": False}, id="squashed"
@@ -827,8 +829,13 @@ RESUMED = [
     pytest.param(PICK, {}, EVERYTHING, id="bytes and several choices, everything on"),
     pytest.param(GATE, {}, EVERYTHING, id="masked, everything on"),
     pytest.param(SEEN, CNN, EVERYTHING, id="pictures, everything on"),
-    pytest.param(SEEN, {}, {"normalize_observations": True}, id="pictures by an MLP, manual backward"),
-    pytest.param(FILL, {}, {"kernels": "torch", "microbatch": 10}, id="masked, by autograd in parts"),
+    *(
+        pytest.param(env, net, algo, id=name, marks=pytest.mark.slow)
+        for env, net, algo, name in (
+            (SEEN, {}, {"normalize_observations": True}, "pictures by an MLP, manual backward"),
+            (FILL, {}, {"kernels": "torch", "microbatch": 10}, "masked, by autograd in parts"),
+        )
+    ),
 ]
 
 
@@ -1015,6 +1022,7 @@ def test_return_improves_on_cartpole():
     assert returns_of(ppo, 8) > 150
 
 
+@pytest.mark.slow
 def test_reward_improves_on_push_task():
     # Standing at zero costs nothing but the noise of the pushes.
     ppo = ppo_on(
@@ -1031,6 +1039,7 @@ def test_reward_improves_on_push_task():
     assert returns_of(ppo, 3) > before / 3
 
 
+@pytest.mark.slow
 def test_reward_improves_from_pictures():
     """FILL's clock allows four stones: on the largest numbers that are empty, so all but the smallest of them."""
     ppo = ppo_on(SEEN, 64, horizon=8, learning_rate=1e-3, steps=64 * 8 * 40, gamma=0.9)

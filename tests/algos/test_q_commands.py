@@ -56,6 +56,7 @@ def test_it_resumes_to_the_bit(trained, here, monkeypatch):
     assert tensors(halves) == tensors(trained.path)
 
 
+@pytest.mark.slow
 def test_it_evaluates_and_renders_or_profiles(trained, here, monkeypatch):
     """A film of the one, a profile of the other: each is some seconds of compilation."""
     go_to(trained.place, monkeypatch)

@@ -94,7 +94,7 @@ def gradient_error(flat, gradient, weights):
     return worst
 
 
-@pytest.mark.parametrize("critics", [1, 2])
+@pytest.mark.parametrize("critics", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(("layer_norm", "n_step"), [(False, 1), (True, 3)])
 def test_gradients_and_targets_equal_float64(critics, layer_norm, n_step):
     net = mlp.Config(hidden=(16, 24), activation="relu", layer_norm=layer_norm)
@@ -264,6 +264,7 @@ def test_a_resume_without_replay_refills_it_with_the_actors_actions():
 # LEARNING
 
 
+@pytest.mark.slow
 def test_reward_improves_on_push():
     rates = {"learning_rate": 3e-3, "critic_learning_rate": 3e-3, "tau": 0.02, "gamma": 0.9}
     algo = sac_on(PUSH, lanes=16, batch_size=64, initial_temperature=0.1, target_entropy=-4.0, **rates)
@@ -274,6 +275,7 @@ def test_reward_improves_on_push():
     assert sum(rewards[-10:]) / 10 > 0.3 * sum(rewards[:8]) / 8, SimpleNamespace(first=rewards[:8], last=rewards[-10:])
 
 
+@pytest.mark.slow
 def test_reward_improves_with_c51_and_a_resume_continues_bit_for_bit():
     keys = {
         "learning_rate": 3e-3,

@@ -52,6 +52,7 @@ def test_train_resumes_bit_for_bit_with_the_replay(trained, here, monkeypatch):
     assert tensors(halves) == tensors(trained / "runs" / "whole")
 
 
+@pytest.mark.slow
 def test_commands_evaluate_render_and_show_the_run(trained, here, monkeypatch):
     go_to(trained, monkeypatch)
     played = here("eval", "whole", "--episodes", 8, "--json")

@@ -45,7 +45,7 @@ SMALL_Q = (
 SMALL = ("algo.horizon=8", "run.threads=1", "run.device=cpu", "eval.every=15", "eval.episodes=8", "checkpoint.every=20")
 STEPS = 64 * 8 * 100
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,6 @@ def there(trained, here, monkeypatch):
 # A FILE OF ONE'S OWN
 
 
-@pytest.mark.slow
 def test_it_trains_with_as_many_lanes_as_fit(trained):
     assert trained.done.returncode == 0, trained.done.stderr
     document = json.loads((trained.path / "run.json").read_text())
@@ -110,7 +109,6 @@ def test_it_evaluates_and_renders(trained, there):
     assert filmed.code == 0 and (trained.place / "film.png").read_bytes().startswith(b"\x89PNG"), filmed.err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("target", ["numpy", "onnx"])
 def test_it_exports_a_policy_that_acts_as_its_own(trained, there, target):
     path = trained.place / f"a2c{ENDINGS[target]}"
@@ -161,7 +159,6 @@ def test_what_is_wrong_with_a_file_is_said(text, sentence, there, trained):
     assert done.code == 2 and sentence in done.err and "Traceback" not in done.err
 
 
-@pytest.mark.slow
 def test_an_algorithm_with_a_replay_is_one_file_too(tmp_path, here, monkeypatch):
     """It learns, and a resume ends in the bits of the whole run."""
     place = tmp_path

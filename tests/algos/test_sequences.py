@@ -241,10 +241,10 @@ def test_microbatches_of_segments_add_up_to_the_minibatch():
     ("env", "kind", "extra"),
     [
         (PUSH, "mingru", EVERYTHING),  # continuous
-        (PICK, "gru", {}),  # several choices
+        pytest.param(PICK, "gru", {}, marks=pytest.mark.slow),  # several choices
         (GATE, "lstm", {"normalize_observations": True}),  # legal actions
-        (FILL, "mingru", {"carry_state": False}),  # categories
-        (SEEN, "gru", {}),  # pictures
+        pytest.param(FILL, "mingru", {"carry_state": False}, marks=pytest.mark.slow),  # categories
+        pytest.param(SEEN, "gru", {}, marks=pytest.mark.slow),  # pictures
     ],
 )
 def test_same_seed_same_bits_and_resume_is_exact(env, kind, extra):

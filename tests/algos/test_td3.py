@@ -121,6 +121,7 @@ def test_equal_seeds_give_equal_bytes_and_a_resume_continues_bit_for_bit():
     assert bytes_of(iterate(first, 6)) == bytes_of(iterate(other, 6))
 
 
+@pytest.mark.slow
 def test_reward_improves_on_push():
     rates = {"learning_rate": 3e-3, "critic_learning_rate": 3e-3, "tau": 0.02, "gamma": 0.9}
     algo = td3_on(PUSH, lanes=16, batch_size=64, exploration_noise=0.2, **rates)
@@ -131,6 +132,7 @@ def test_reward_improves_on_push():
     assert sum(rewards[-10:]) / 10 > 0.3 * sum(rewards[:8]) / 8, rewards
 
 
+@pytest.mark.slow
 def test_reward_improves_with_c51_and_a_resume_continues_bit_for_bit():
     rates = {"learning_rate": 3e-3, "critic_learning_rate": 3e-3, "tau": 0.05, "gamma": 0.9}
     algo = td3_on(PUSH, lanes=16, batch_size=64, exploration_noise=0.2, critic="c51", atoms=21, **rates)

@@ -316,6 +316,7 @@ def test_damaged_checkpoint_is_skipped_with_a_message(trained, here, tmp_path):
 # KILLED, STOPPED, BUSY
 
 
+@pytest.mark.slow
 def test_a_run_killed_halfway_and_resumed_ends_in_the_same_bytes(trained, here, tmp_path):
     started = operant_process(tmp_path, "train", *HALFWAY, "--detach", "--name", "killed")
     assert started.returncode == 0 and "Detached. Still training" in started.stderr, started.stderr
@@ -357,6 +358,7 @@ def test_checkpoints_by_time_change_no_trained_bit(trained, tmp_path, monkeypatc
     assert len({tensors(path) for path in saved.values()}) == 1
 
 
+@pytest.mark.slow
 def test_checkpoints_by_time_take_a_fiftieth_of_the_time_at_most(here, tmp_path, monkeypatch):
     save = Store.save_files
 
@@ -417,6 +419,7 @@ def stopped(tmp_path_factory) -> SimpleNamespace:
     )
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_with_a_checkpoint(stopped):
     assert stopped.code == 130
     assert "Stopping after iteration" in stopped.said and "saving a checkpoint" in stopped.said
@@ -446,6 +449,7 @@ def test_stop_ends_a_detached_run_with_a_checkpoint(tmp_path):
     assert again.returncode == 0 and "away is not training: stopped" in again.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_it_starts_stops_it_with_nothing_to_save(tmp_path):
     command = [sys.executable, "-m", "operant.cli", "train", *SMALL, "--name", "early"]
     viewer = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
@@ -532,6 +536,7 @@ def test_a_pause_changes_no_trained_bit(interrupted, trained):
     ).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_paused_run_stands_still_and_says_who_paused_it(interrupted):
     accepted, paused = interrupted.said["pause"]
     assert accepted in ("accepted", "done") and paused.result == "done" and paused.text.startswith("paused at step ")
@@ -552,6 +557,7 @@ def test_a_paused_run_stands_still_and_says_who_paused_it(interrupted):
     assert interrupted.looks["unpause"][0].word in ("running", "finished", "stalled")
 
 
+@pytest.mark.slow
 def test_a_paused_run_saves_a_checkpoint_and_shows_its_agent(interrupted):
     saved = interrupted.said["checkpoint"][1]
     step = interrupted.before.main_count * ITERATION

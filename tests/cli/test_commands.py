@@ -79,6 +79,7 @@ def test_a_run_whose_lock_was_deleted_trains_refuses_a_second_trainer_and_stops(
     assert done.code == 0 and "cartpole-ppo-4f2a: stopped, checkpoint at step" in done.err
 
 
+@pytest.mark.slow
 def test_stop_signals_a_trainer_that_does_not_answer_and_takes_its_request_back(started, here):
     run = training(started("mute"))
     assert here("stop", run.id).code == 0
@@ -111,6 +112,7 @@ def test_on_a_full_or_read_only_disk_stop_is_a_signal_and_the_others_say_what_to
     assert state(run) == ("stopped", "by SIGTERM") and done.err.count("SIGTERM") == 1
 
 
+@pytest.mark.slow
 def test_stop_now_kills_what_does_not_end(started, here, monkeypatch):
     monkeypatch.setattr(steering, "_KILL_S", 1.5)
     run = training(started("deaf"))
@@ -119,6 +121,7 @@ def test_stop_now_kills_what_does_not_end(started, here, monkeypatch):
     wait_until(lambda: state(run) == ("crashed", "killed by SIGKILL"))
 
 
+@pytest.mark.slow
 def test_a_stop_that_does_not_come_about_is_an_error_with_a_way_out(started, here, monkeypatch):
     monkeypatch.setattr(steering, "_STOP_S", 2.0)
     deaf, other = training(started("deaf", "deaf")), training(started("forever", "other"))
@@ -132,6 +135,7 @@ def test_a_stop_that_does_not_come_about_is_an_error_with_a_way_out(started, her
     assert state(deaf).word == "running" and state(other).word == "stopped" and done.err.count("other: stopped") == 1
 
 
+@pytest.mark.slow
 def test_a_stop_that_takes_long_is_waited_for_and_said(started, here, monkeypatch):
     monkeypatch.setattr(steering, "_STOP_S", 1.0)
     monkeypatch.setattr(steering, "_PATIENCE_S", 0.5)
@@ -142,6 +146,7 @@ def test_a_stop_that_takes_long_is_waited_for_and_said(started, here, monkeypatc
     assert state(run).word == "stopped"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("closed", "behaviour", "code"), [("2>&-", "finish", 0), ("<&- >&- 2>&-", "raise", 1)])
 def test_a_command_with_closed_streams_returns_the_runs_code(started, closed, behaviour, code):
     started(behaviour)
@@ -149,6 +154,7 @@ def test_a_command_with_closed_streams_returns_the_runs_code(started, closed, be
     assert subprocess.run(words, env=variables(), check=False).returncode == code
 
 
+@pytest.mark.slow
 def test_stop_returns_with_the_ways_out_if_an_iteration_does_not_end(started, here, monkeypatch):
     monkeypatch.setattr(steering, "_ENDING_S", 1.0)
     run = training(started("hang"))
@@ -158,6 +164,7 @@ def test_stop_returns_with_the_ways_out_if_an_iteration_does_not_end(started, he
     assert state(run).word == "stopping"
 
 
+@pytest.mark.slow
 def test_a_refused_stop_says_why_at_once_and_is_a_signal_where_one_can_be_sent(started, here, monkeypatch):
     monkeypatch.setattr(steering, "_ACKNOWLEDGE_S", DEADLINE_S)
     run, other = training(started("forever", "damaged")), training(started("forever", "older"))
@@ -252,7 +259,9 @@ def test_concurrent_requests_are_both_answered(started):
         assert sum("pause asked for by" in event.text for event in reader.events()) == 2
 
 
-@pytest.mark.parametrize("verb", ["pause", "unpause", "checkpoint"])
+@pytest.mark.parametrize(
+    "verb", ["pause", *(pytest.param(verb, marks=pytest.mark.slow) for verb in ("unpause", "checkpoint"))]
+)
 def test_a_run_that_cannot_do_it_is_a_sentence(started, here, verb, monkeypatch):
     run = started("finish")
     wait_until(lambda: state(run).word == "finished")
@@ -307,6 +316,7 @@ def test_a_run_whose_metrics_file_is_damaged_has_not_ended_well_for_a_script(her
     assert not runs.discard_unstarted(run, 3) and run.path.is_dir()
 
 
+@pytest.mark.slow
 def test_wait_gives_up_in_time_and_ctrl_c_leaves_the_run(started, here):
     run = training(started("forever"))
     done = here("wait", run.id, "--timeout", "0.3")
@@ -392,6 +402,7 @@ def test_a_run_that_has_ended_is_described_once_until_it_goes_on(started, monkey
     assert listing.Listing(runs.Scope(run.path.parent), {"running"}).rows() == []
 
 
+@pytest.mark.slow
 def test_runs_watch_draws_in_place_until_ctrl_c(started):
     run = training(started("forever"))
     master, slave = pty.openpty()
@@ -418,6 +429,7 @@ def test_runs_watch_draws_in_place_until_ctrl_c(started):
     os.close(master)
 
 
+@pytest.mark.slow
 def test_runs_watch_ends_with_its_terminal(started):
     training(started("forever"))
     master, slave = pty.openpty()
@@ -457,6 +469,7 @@ def complete(words, incomplete=""):
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_tab_knows_runs_environments_and_configurations(fresh, tmp_path):
     fresh("cartpole-ppo-4f2a")
     fresh("pendulum-ppo-77b0")
@@ -577,6 +590,7 @@ def test_the_monitor_of_the_list_of_commands_hands_over_what_it_was_given(monkey
     assert given == [handed] and ended.value.code == 7
 
 
+@pytest.mark.slow
 def test_commands_that_steer_import_nothing_heavy(fresh, tmp_path):
     run = fresh("x")
     runs.update_document(run.path, created_realtime_ns=1)

@@ -74,6 +74,7 @@ def test_a_group_is_trained_stopped_resumed_and_shown(here, tmp_path):
     assert [run.id for run in runs.list_runs(root, everywhere=False)] == ["alone"] and not (root / "both").exists()
 
 
+@pytest.mark.slow
 def test_an_invalid_configuration_leaves_no_group(tmp_path):
     done = operant_process(tmp_path, "train", "--seeds", "3", "algo.gamma=2", *SMALL)
     assert done.returncode == 2 and "algo.gamma: input should be less than or equal to 1" in done.stderr

@@ -189,6 +189,7 @@ def test_every_run_has_the_state_it_was_left_in(place):
         assert len(reader.events(0)) == len(CORPUS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("show",), ("monitor", "--once"), ("logs",)])
 def test_a_process_of_its_own(place, words):
     """All that follows runs in this process: the same, but for how Python opens its standard streams."""
@@ -391,6 +392,7 @@ def answered(run: runs.Run) -> int:
     return len(list((run.path / "ctl" / "done").iterdir()))
 
 
+@pytest.mark.slow
 @linux
 def test_a_living_trainer_that_answers(place, living):
     with opened(living, place[0], 80, 24) as terminal:
@@ -635,6 +637,7 @@ OTHERS = (
 SKIPPED, NO_SOUND = "checkpoint step-000000000256 skipped: ", "is not a valid checkpoint: "
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("which", "command"),
     [*itertools.product(("trained", "misconfigured"), PLAYED), *(("trained", command) for command in OTHERS)],

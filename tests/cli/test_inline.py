@@ -528,6 +528,7 @@ def test_no_gpu_where_one_is_asked_for_ends_with_4_and_leaves_nothing(here, tmp_
 # WHAT IS WRONG
 
 
+@pytest.mark.slow
 def test_a_worker_that_refuses_its_configuration_is_quoted_and_its_folder_deleted(tmp_path):
     done = operant_process(tmp_path, "train", "cartpole", "env.params.gravty=1", "net.kind=mpl", "net.hidden=[0]")
     assert done.returncode == 2

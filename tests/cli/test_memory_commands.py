@@ -20,6 +20,7 @@ def run_of(place, name):
     return next(run for run in runs.list_runs(place / "runs", everywhere=False) if run.id == name)
 
 
+@pytest.mark.slow
 def test_it_resumes_to_the_bit_and_plays(here, tmp_path):
     for name, iterations in (("whole", 6), ("halves", 3)):
         done = inline(here, *WORDS, f"run.steps={iterations * ITERATION}", "--name", name)

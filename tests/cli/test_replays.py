@@ -206,6 +206,7 @@ def test_a_disk_without_room_for_it_costs_no_checkpoint(here, tmp_path, caplog, 
     )
 
 
+@pytest.mark.slow
 def test_never_more_than_two_lie_there_and_the_best_has_none(here, tmp_path, monkeypatch):
     most, commit = [], atomic.commit
 
@@ -235,6 +236,7 @@ def test_never_more_than_two_lie_there_and_the_best_has_none(here, tmp_path, mon
     } == {"all"}
 
 
+@pytest.mark.slow
 def test_auto_waits_for_it_a_twentieth_of_the_time_at_most_but_for_the_last(here, tmp_path, monkeypatch):
     names, commit = [], atomic.commit
 

@@ -234,6 +234,7 @@ def test_another_horizon_trains_until_the_steps_are_done(here, tmp_path, horizon
     assert after[0].learning_rate == pytest.approx(rate * (1 - begin / 24_000), abs=rate * iteration / 24_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pqn", "dqn"])
 def test_the_schedules_of_every_algorithm_follow_steps(here, tmp_path, name):
     """Epsilon goes from 1 to 0 over 16 iterations of the first horizon."""

@@ -81,6 +81,7 @@ def test_a_target_that_fresh_episodes_confirm_ends_the_run(here, tmp_path, lotte
     assert "target 0.7 reached" in here("monitor", "--once", str(the_run(tmp_path).path)).out
 
 
+@pytest.mark.slow
 def test_a_resume_confirms_with_the_same_episodes(here, tmp_path, lottery):
     words = (
         f"run.steps={8 * ITERATION}",

@@ -457,6 +457,7 @@ def all_threads():
     set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("all_threads")
 def test_compile_and_load_in_one_process_together(count):
     """Equal code twice under equal names, and the parallel shell compiled around a loaded one."""
@@ -508,6 +509,7 @@ def cuda_kernel(body, group):
     return dispatcher.compile(types), dispatcher.overloads[types]
 
 
+@pytest.mark.slow
 def test_a_cuda_kernel_comes_back_with_its_binary(pretended_gpu, count, monkeypatch):
     from numba.cuda import compiler, dispatcher
 
@@ -556,6 +558,7 @@ def test_a_cuda_kernel_that_cannot_be_bound_is_recompiled(pretended_gpu, count, 
     assert len(count.compiled) == 2 and "older than the code" in count.other[0]
 
 
+@pytest.mark.slow
 def test_every_shipped_body_can_be_cached_for_a_gpu(pretended_gpu, place):
     zeros = torch.zeros(4, 2, 8)
     clock = world_noise.Clock(tick=torch.zeros(1, dtype=torch.int64), seed=torch.zeros(2, dtype=torch.int32), lane0=0)

@@ -245,6 +245,7 @@ def marks(name: str):
     return () if name in PLAIN else pytest.mark.soak if name in PHYSICS and name not in ROBOTS else pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in WORLDS])
 def test_environments_compile_without_float64(name):
     world = DeviceWorld(WORLDS[name], N, seed=1)

@@ -85,6 +85,7 @@ def test_old_run_resumes_or_is_refused_with_a_reason(here, run):
         assert json.loads(here("show", run, "--json").out)["step"] == 102_400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["eval", "render"])
 def test_environment_file_of_an_old_run_loads_with_renamed_symbols(here, run, command):
     """A run of a user's file: a shipped environment's, from before."""
@@ -139,6 +140,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_old_atari_run_opens_with_four_frames(here, place):
     """A run of the time when 1, the default, meant 4: its policy sees four frames."""
     config = load(None, TINY)

@@ -65,6 +65,7 @@ def collected(world, overlapped):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "buffers", "processes"),
     [(bridged, 3, 0), (driven, 2, 0), (hosted, 4, 2), (hosted, 2, 0), (unordered, 2, 2)],

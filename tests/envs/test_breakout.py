@@ -354,6 +354,7 @@ def test_many_steps_equal_the_reference():
     check_seen(check_rules(10_000), 50)
 
 
+@pytest.mark.slow
 def test_whole_games_clear_both_walls():
     """Lanes with unlimited balls play both walls to their last brick."""
     lanes = 32

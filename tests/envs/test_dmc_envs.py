@@ -202,7 +202,10 @@ def test_a_missing_package_names_its_extra(monkeypatch):
 BOUNDS = [(0.0, 0.0), (-0.5, 1.5), (0.6, math.inf), (-math.inf, -0.2)]
 
 
-@pytest.mark.parametrize("sigmoid", SIGMOIDS)
+@pytest.mark.parametrize(
+    "sigmoid",
+    [name if name in ("gaussian", "quadratic") else pytest.param(name, marks=pytest.mark.slow) for name in SIGMOIDS],
+)
 def test_tolerance_equals_dm_controls(sigmoid):
     x = np.linspace(-4.0, 4.0, 161).astype(np.float32)
     for (low, high), margin, value in ((BOUNDS[0], 1.0, 0.1), (BOUNDS[1], 0.7, 0.3), (BOUNDS[2], 2.0, 0.5)):

@@ -302,6 +302,7 @@ POSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POSES)
 def test_pictures_show_the_state(name):
     one, other = (picture(envs.find(name), pose) for pose in POSES[name])

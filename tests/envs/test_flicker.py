@@ -48,6 +48,7 @@ def test_other_observations_equal_those_without_flicker():
     )
 
 
+@pytest.mark.slow
 def test_all_shards_of_a_blank_observation_are_zero():
     env = with_flicker(envs.find("snake"), 1.0)
     s, cells, p = (

@@ -269,6 +269,7 @@ KO = """
     . . . . ."""
 
 
+@pytest.mark.slow
 def test_ko_cannot_be_recaptured_at_once():
     board = Board(KO)
     assert board.liberties(1, 1) == -1
@@ -406,6 +407,7 @@ def test_captures_in_the_corner_and_at_the_edge():
     )
 
 
+@pytest.mark.slow
 def test_one_move_captures_four_chains():
     four = Board("""
         . . O . .

@@ -108,6 +108,7 @@ def forces(env: Env, state: np.ndarray, generator: np.random.Generator, t: int) 
     return chosen.astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["swingup", "cartpole_continuous"])
 def test_steps_equal_the_equations(name):
     env = envs.find(name)

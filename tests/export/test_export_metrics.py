@@ -235,6 +235,7 @@ def test_wandb_reads_back_as_the_history(run, here, tmp_path):
     assert rows == expected
 
 
+@pytest.mark.slow
 def test_a_run_is_followed_to_its_end(started, tmp_path):
     run = started("forever")
     words = [sys.executable, "-m", "operant.cli", "export", "metrics", run.id, "--follow", "--out", "a.csv"]

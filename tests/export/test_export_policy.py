@@ -68,9 +68,9 @@ KINDS = [
         marks=pytest.mark.soak,
     ),
     pytest.param("ppo/swingup", "numpy", (), marks=pytest.mark.soak),  # several layers, a Box clipped to its bounds
-    ("cartpole_continuous", "pt2", ("net.squash=true",)),
-    ("td3/pendulum", "numpy", ()),
-    ("dqn/snake", "numpy", ()),  # duelling, bytes one-hot
+    pytest.param("cartpole_continuous", "pt2", ("net.squash=true",), marks=pytest.mark.slow),
+    pytest.param("td3/pendulum", "numpy", (), marks=pytest.mark.slow),
+    pytest.param("dqn/snake", "numpy", (), marks=pytest.mark.slow),  # duelling, bytes one-hot
 ]
 
 
@@ -108,6 +108,7 @@ def test_onnx_gives_the_policys_actions_holds_its_origin_and_is_readable_like_an
     assert made.path.stat().st_mode == (tmp_path / "new").stat().st_mode
 
 
+@pytest.mark.slow
 def test_the_recurrent_state_is_carried_from_step_to_step(tmp_path):
     """Outputs and states equal the policy's over 200 steps, from the initial state on."""
     actor, made = exported(tmp_path, "cartpole", "numpy", "net.memory=gru", "net.hidden=[8]", steps=10)
@@ -168,6 +169,7 @@ def test_every_kind_of_network_in_every_format(tmp_path, recipe, words, target):
     assert made.difference <= 1e-5
 
 
+@pytest.mark.slow
 def test_a_convolutional_network_is_exported_to_pt2_for_any_batch_size(tmp_path):
     words = ("net.kind=cnn", "net.cnn=board", "net.channels=[4, 4]", "net.hidden=[8]")
     actor, made = exported(tmp_path, "snake", "pt2", *words, steps=2)
@@ -195,6 +197,7 @@ def test_a_file_with_operations_that_are_no_longer_supported_is_refused_with_wha
         program.load(tmp_path / "old.npz")
 
 
+@pytest.mark.slow
 def test_illegal_actions_are_never_chosen(tmp_path):
     actor, made = exported(tmp_path, "g2048", "safetensors", "net.hidden=[16]", steps=2)
     given = inputs(actor, 300)
@@ -203,6 +206,7 @@ def test_illegal_actions_are_never_chosen(tmp_path):
     assert program.load(made.path).inputs == ["observation", "legal"]
 
 
+@pytest.mark.slow
 def test_a_file_with_other_actions_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setitem(program.OPERATIONS, "tanh.default", lambda x: np.tanh(x) * 0.99)
     (tmp_path / "policy.npz").write_text("before")

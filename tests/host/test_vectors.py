@@ -160,6 +160,7 @@ def test_a_game_that_is_not_there_is_named():
         outside.declare(Source("ale", "pongg"))
 
 
+@pytest.mark.slow
 def test_ale_steps_alike_in_however_many_processes():
     pytest.importorskip("ale_py")
     found = [steps_of(PONG._replace(time_limit=9), 20, processes=processes, action=2) for processes in (0, 2)]
@@ -183,6 +184,7 @@ def test_a_games_action_is_repeated_frame_skip_times(said, steps, shown):
     assert (taken, lane.view.shape) == (steps, (84, 84, shown))
 
 
+@pytest.mark.slow
 def test_ale_shows_frames_of_a_game():
     pytest.importorskip("ale_py")
     source = PONG._replace(time_limit=40)
@@ -199,6 +201,7 @@ def test_ale_shows_frames_of_a_game():
     )
 
 
+@pytest.mark.slow
 def test_a_game_is_that_of_ale_pys_own_vector_environment():
     """Rewards, ends and pictures, over starts from a reset and from a saved state."""
     pytest.importorskip("ale_py")
@@ -269,6 +272,7 @@ def test_an_unknown_key_of_a_game_is_reported_with_the_known_ones():
         outside.declare(Source("ale", "pong", kwargs=(("stack_num", 4),)))
 
 
+@pytest.mark.slow
 def test_a_games_frames_are_preprocessed_on_the_learners_device():
     pytest.importorskip("ale_py")
     found = [steps_of(PONG._replace(time_limit=6), 14, lanes=2, action=2, raw=raw)[0] for raw in (False, True)]

@@ -161,6 +161,7 @@ some_picture = st.tuples(st.integers(1, 24), st.integers(1, 24)).flatmap(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(some_picture, st.integers(1, 30), st.integers(1, 30))
 def test_scaling_down_keeps_thin_lines_and_scaling_up_adds_nothing(picture, columns, rows):

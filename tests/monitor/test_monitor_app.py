@@ -467,6 +467,7 @@ def test_a_paused_run_can_be_resumed_after_confirmation():
     act(body, MonitorApp(FakeSource(states()["paused"]), FakeCatalog()), size=(80, 24))
 
 
+@pytest.mark.slow
 def test_no_request_is_sent_without_a_local_trainer():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         for state in sorted(ENDED | {"remote", "unreadable"}):
@@ -532,6 +533,7 @@ def test_describe_and_the_whole_traceback():
     act(body, MonitorApp(FakeSource(states()["failed"]), FakeCatalog()), size=(100, 60))
 
 
+@pytest.mark.slow
 def test_the_picker_opens_another_run():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         first = app.source
@@ -693,6 +695,7 @@ def test_clicks_do_what_keys_do():
 # POOR TERMINALS
 
 
+@pytest.mark.slow
 def test_ascii_is_ascii_everywhere():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         for key in ("1", "2", "3", "4", "5", "6", "question_mark", "r", "d", "C", "slash", "colon"):

@@ -118,6 +118,7 @@ def check_that_a_chart_is_a_full_grid_of_plain_cells(datas, width, height, palet
             )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(*some_charts)
 def test_any_chart_is_a_full_grid_of_plain_cells(datas, width, height, palette, focused):
@@ -288,6 +289,7 @@ def test_ascii_lines_have_a_direction(means, drawn):
 # RANGES AND TICKS
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     st.lists(st.floats(-1e200, 1e200) | st.floats(-1.0, 1.0), min_size=1, max_size=30), st.floats(0, 1e6), st.booleans()
@@ -712,6 +714,7 @@ def test_the_diff_renderer_brings_the_screen_to_what_it_should_be_in_fewer_bytes
     assert renderer.shorten(update), "everything is written again"
 
 
+@pytest.mark.slow
 def test_texts_that_change_take_bounded_memory():
     """Numbers change for days: ten minutes of them took 18 MB."""
     renderer = DiffRenderer()

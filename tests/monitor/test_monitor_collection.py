@@ -109,6 +109,7 @@ def test_a_group_has_a_mean_its_runs_and_a_table(group):
     feed.close()
 
 
+@pytest.mark.slow
 def test_a_seed_that_begins_joins_and_one_that_vanishes_stays_with_its_last_values(root, group):
     feed = open_collection(group.path)
     made(root, "usual.4", rows(4.0), seed=4, request=group.request(4), **membership.identity(group.uuid, 4))
@@ -215,6 +216,7 @@ def test_screen_of_a_group_and_a_sweep_matches_its_golden_file(name, root, reque
     assert text.split("\n") == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8").split("\n")
 
 
+@pytest.mark.slow
 def test_enter_opens_the_selected_run_and_escape_returns(root, group):
     member = shown(root, group.path, (120, 36), "down", "enter")
     assert "usual › usual.2" in member and "Health" in member

@@ -313,6 +313,7 @@ def test_the_chosen_theme_is_kept_for_the_next_start(tmp_path):
     assert kept.read_text() == "light\n"
 
 
+@pytest.mark.slow
 @linux
 def test_a_theme_that_cannot_be_kept_is_no_problem(tmp_path):
     make(tmp_path, "run-0001")
@@ -337,6 +338,7 @@ def test_it_ends_with_its_terminal(tmp_path, prefix):
         assert terminal.wait(DEADLINE_S) is not None, "it lives on without a terminal"
 
 
+@pytest.mark.slow
 @linux
 def test_a_signal_leaves_the_terminal_as_it_was(tmp_path):
     make(tmp_path, "run-0001")
@@ -371,6 +373,7 @@ def test_suspended_and_back(tmp_path, how):
         assert terminal.wait(DEADLINE_S) == 0
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.skipif(shutil.which("bash") is None, reason="a shell with job control")
 def test_ctrl_z_stops_the_whole_job_and_fg_brings_it_back(tmp_path):

@@ -110,7 +110,10 @@ def test_batching_of_records_changes_nothing(blocks):
     ]
 
 
-@pytest.mark.parametrize("count,metrics", [(300_000, 1), (40_000, 70), (3_000, 400)])
+@pytest.mark.parametrize(
+    ("count", "metrics"),
+    [(300_000, 1), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((40_000, 70), (3_000, 400)))],
+)
 def test_memory_is_bounded(count, metrics):
     table = CurveTable([Column(f"m{k}", "m") for k in range(metrics)])
     column = noise(count)
@@ -132,6 +135,7 @@ def test_memory_is_bounded(count, metrics):
     assert cells <= metrics * len(table.levels.all) * 1.25 * BUCKETS * min(1.0, 64 / metrics)
 
 
+@pytest.mark.slow
 def test_the_whole_run_is_never_shown_by_few_buckets():
     table, curve = CurveTable([Column("m", "m")]), None
     for n in range(0, 40_000, 97):

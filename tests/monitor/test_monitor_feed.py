@@ -300,6 +300,7 @@ def test_a_run_that_was_killed_is_called_crashed_with_its_cause(started, opened)
     assert (snapshot.state, snapshot.cause) == ("crashed", "killed by SIGKILL")  # never "unknown" in between
 
 
+@pytest.mark.slow
 def test_a_suspended_trainer_says_what_its_process_does(started, opened):
     run = started("forever")
     feed = opened(run)
@@ -327,6 +328,7 @@ def test_a_run_that_never_started_has_a_state_and_no_records(tmp_path, opened):
 # FILES THAT CHANGE UNDER THE READER
 
 
+@pytest.mark.slow
 def test_a_resume_is_followed_and_what_it_repeats_is_dropped(trainer, opened):
     trainer.record(60)
     feed = opened(trainer.run)
@@ -380,6 +382,7 @@ def test_a_deleted_file_is_still_followed_until_it_is_put_back(trainer, opened):
     assert returns(snapshot) == [float(n) for n in range(1, 21)]
 
 
+@pytest.mark.slow
 def test_a_deleted_folder_leaves_the_last_frame(trainer, opened):
     trainer.record(10)
     feed = opened(trainer.run)

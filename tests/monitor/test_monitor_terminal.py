@@ -159,6 +159,7 @@ def test_a_trainer_that_is_a_zombie_has_crashed(place):
         feed.close()
 
 
+@pytest.mark.slow
 def test_a_wall_clock_moved_by_a_day_changes_no_screen(place, monkeypatch):
     run = start(place)
     now, now_ns = time.time, time.time_ns

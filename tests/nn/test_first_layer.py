@@ -279,6 +279,7 @@ def test_manual_backward_of_categories_against_autograd_once():
     torch.testing.assert_close(numbers, ppo.backend.stacked(expected), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalize", [False, True])
 def test_ppo_learns_from_categories(normalize):
     # What is named first is the number that pays.

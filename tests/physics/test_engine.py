@@ -249,6 +249,7 @@ def test_a_tendon_at_its_limit_is_not_counted_as_a_contact():
     assert touching(s, np.zeros(1)) == 0
 
 
+@pytest.mark.slow
 def test_a_step_of_half_cheetah_is_mujocos_to_rounding():
     errors = parity.step_errors("half_cheetah", float64, 600)
     assert errors.values.max() < 1e-10

@@ -73,6 +73,7 @@ def test_an_export_of_the_zoo_is_the_policy_of_its_checkpoint(name):
     assert stage.picture(stage.canvas(40)).std() > 5
 
 
+@pytest.mark.slow
 def test_the_first_picture_of_a_policy_imports_no_torch_and_compiles_nothing():
     code = """
 import sys

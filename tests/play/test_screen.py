@@ -192,6 +192,7 @@ def see(terminal, words):
     assert terminal.read(DEADLINE_S, until=lambda: terminal.shows(words)), "\n".join(terminal.screen())
 
 
+@pytest.mark.slow
 def test_play_in_a_terminal(tmp_path):
     with operant(
         tmp_path, "play", "CartPole-v1", "--seed", "1", "--param", "gravity=3.7", columns=70, rows=24

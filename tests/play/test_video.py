@@ -618,6 +618,7 @@ def test_render_makes_a_small_gif_by_default(trained, here, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".gif"] == ["agent.gif"]
 
 
+@pytest.mark.slow
 def test_render_shows_the_episodes_of_eval(trained, here):
     made = json.loads(here("render", trained, "--out", "a.png", "--lanes", "3", "--steps", "500", "--json").out)
     first = {}

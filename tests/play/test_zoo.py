@@ -31,6 +31,7 @@ def test_a_policy_of_the_zoo_acts_and_says_how_it_was_trained(name):
     assert files() == before
 
 
+@pytest.mark.slow
 def test_a_policy_of_the_zoo_returns_in_other_episodes_what_its_document_says(tmp_path):
     scope, about = runs.scope(str(tmp_path)), zoo.about("cartpole")
     options = {"which": None, "device": "cpu", "seed": 5, "greedy": True, "sampled": False, "report": print}
@@ -54,6 +55,7 @@ def test_a_mistyped_policy_is_answered_with_the_nearest_and_all_names(tmp_path):
         operant.load("cartpole", root=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_commands_list_evaluate_and_export_a_policy_of_the_zoo(here, tmp_path):
     listed = json.loads(here("zoo", "--json").out)["policies"]
     assert [one["name"] for one in listed] == [f"zoo:{name}" for name in zoo.names()]

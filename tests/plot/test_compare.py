@@ -202,6 +202,7 @@ def test_runs_that_differ_in_their_seed_alone_are_a_group(here, tmp_path):
     assert plot.differences(made_groups) == {"algo.gamma": [0.99, 0.9]}
 
 
+@pytest.mark.slow
 def test_methods_are_compared_over_environments_without_a_mean_of_different_scales(here, tmp_path):
     for environment, scale in (("cartpole", 100), ("go", 1)):
         for algorithm, top in (("ppo", 4), ("pqn", 2)):
@@ -340,6 +341,7 @@ def test_smoothing_is_the_mean_of_a_window():
     assert smoothed[-1] == pytest.approx(np.mean([value for value in values if value > 100 - 9.9]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "words"),
     [("png", ()), ("svg", ("--x", "seconds", "--metric", "return", "--smooth", "0.1")), ("pdf", ("--kind", "profile"))],

@@ -574,7 +574,7 @@ print(k, status)
 """
 
 
-@pytest.mark.parametrize("new_step", [500, 400])
+@pytest.mark.parametrize("new_step", [500, pytest.param(400, marks=pytest.mark.slow)])
 def test_a_kill_at_any_call_leaves_a_resume_point(tmp_path, new_step):
     prepared(tmp_path / "c")
     source = f"CALLS = {CALLS!r}\n" + inspect.getsource(FaultyOs)

@@ -470,6 +470,7 @@ def test_truncated_at_every_byte_of_the_last_two_frames(tmp_path):
         path.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_loses_its_own_frame_only(tmp_path):
     path, data = small_history(tmp_path, frames=4)
     frames = frames_of(data)
@@ -771,6 +772,7 @@ def test_thinning_that_fails_leaves_the_segment(tmp_path, monkeypatch):
         thin_now(path)
 
 
+@pytest.mark.slow
 def test_the_quota_is_kept_and_nothing_is_forgotten(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "_THIN_LOOK_S", 0.0005)
     quota = 400_000

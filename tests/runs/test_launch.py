@@ -386,6 +386,7 @@ def test_suspended_and_stalled_runs_are_distinguished(started):
     assert "no iteration for" in state(stalled).cause
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moved_s", [-86400.0, 86400.0])
 def test_a_wall_clock_moved_by_a_day_changes_no_state(started, monkeypatch, moved_s):
     living, ended = started("forever", "a"), started("die", "b")
@@ -522,6 +523,7 @@ def test_sigterm_to_the_viewer_stops_the_run(started, view):
     assert viewer.wait() == 130 and state(run).word == "stopped"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hangup", "code"), [("default", -signal.SIGHUP), ("ignore", follow.VIEWER_GONE_CODE)])
 def test_a_terminal_that_vanishes_ends_the_viewer_and_not_the_run(started, view, hangup, code):
     run = started("forever")
@@ -545,6 +547,7 @@ def test_a_killed_viewer_does_not_disturb_the_run(started, view):
     wait_until(lambda: records(run) > seen + 20)
 
 
+@pytest.mark.slow
 def test_a_deleted_folder_is_reported_once_its_trainer_has_ended(started, monkeypatch):
     monkeypatch.setattr(follow, "_EXIT_GRACE_S", 0.0)
     run, stream, killed = started("forever"), io.StringIO(), threading.Event()
@@ -614,6 +617,7 @@ def test_the_log_of_an_earlier_session_is_not_shown(fresh):
     assert log.log_end(run) == ""
 
 
+@pytest.mark.slow
 def test_resuming_is_followed_by_the_new_session_only(started):
     """The old metrics file has the state "stopped" until the new worker has made another one."""
     run = started("forever")

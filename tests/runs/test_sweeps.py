@@ -36,6 +36,7 @@ def worked(folder, tmp_path):
     return process
 
 
+@pytest.mark.slow
 def test_stop_ends_the_commands_that_work_on_a_sweep(tmp_path):
     folder = tmp_path / "runs" / "my-sweep"
     folder.mkdir(parents=True)

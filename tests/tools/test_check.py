@@ -140,7 +140,8 @@ def test_a_good_file_passes_everything(tmp_path):
     assert re.search(r"\d [kM] steps/s on ", found["speed"].detail)
 
 
-SLOW = {"its own random numbers", "more observations declared", "not a number, and a reset that forgets"}
+SLOW = {"types that do not fit", "three values returned", "an argument short", "fewer observations declared"}
+SLOW |= {"its own random numbers", "more observations declared", "not a number, and a reset that forgets"}
 SLOW |= {
     "a bare literal, bounds too narrow, a colour beyond one",
     "a mask",
@@ -336,6 +337,7 @@ def test_a_broken_shade_gives_a_clear_sentence(blue, tmp_path):
         assert SHADES[blue] in finding.detail and finding.passed == (not SHADES[blue])
 
 
+@pytest.mark.slow
 def test_double_precision_of_a_shade_is_found_by_its_line(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
     path = tmp_path / "mine.py"
@@ -361,6 +363,7 @@ def test_what_a_gpu_does_not_know_fails_there_alone(findings):
     assert "nextafter" in found["compiles for CUDA"].detail
 
 
+@pytest.mark.slow
 def test_a_game_without_chance_is_sound_and_says_so(findings, monkeypatch):
     monkeypatch.setattr(module, "compiles_for_cuda", lambda guarded: [])
     found = findings(("uniform(key, 0) - float32(0.5)", "float32(0.25)"))

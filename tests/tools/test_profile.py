@@ -106,6 +106,7 @@ def test_a_trace_is_read_from_its_file(ending, tmp_path):
 # WORK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hidden", "shared"), list(itertools.product([(8,), (8, 6), (8, 6, 5)], [False, True])))
 @pytest.mark.parametrize("env", [find("cartpole"), PUSH, PICK], ids=["cartpole", "push", "pick"])
 def test_operations_are_those_that_torch_counts(env, hidden, shared):

@@ -241,6 +241,7 @@ def test_a_run_records_its_lanes_and_a_resume_keeps_them(tmp_path, monkeypatch, 
     assert "resumed from" in caplog.text and config.load(run.path / "config.toml").env.lanes == 32
 
 
+@pytest.mark.slow
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kernels", ["torch", "auto"])

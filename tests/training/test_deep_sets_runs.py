@@ -39,6 +39,7 @@ def learnt(memory="lstm"):
     return ppo
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [*CELLS, "none"])
 def test_the_same_seed_gives_the_same_bytes_and_a_resumed_run_goes_on_with_them(memory):
     algo = ALGO if memory != "none" else {**ALGO, "bptt": None}

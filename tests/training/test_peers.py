@@ -93,6 +93,7 @@ HOW = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "timeout_s", "how"), HOW)
 def test_every_rank_learns_which_rank_exited_or_stopped_responding(leads, tmp_path, number, timeout_s, how):
     leader, child = leads(4, timeout_s=timeout_s), process_of(tmp_path, 2, 4)
@@ -242,6 +243,7 @@ def test_random_messages_change_nothing(leads, tmp_path):
     wait_until(lambda: leader.lost)
 
 
+@pytest.mark.slow
 def test_silent_strangers_are_closed_and_keep_no_rank_out(leads, tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "_MOST_STRANGERS", 3)
     leader = leads()

@@ -54,6 +54,7 @@ def test_a_mean_above_the_target_is_not_enough_to_confirm_it(lottery, share, rea
     assert found.reached == reached
 
 
+@pytest.mark.slow
 def test_confirming_episodes_are_fresh_and_the_same_for_the_same_number(lottery):
     same = evaluator(lottery, 0.0, "eval.episodes=1024")
     found = same.run(3)
@@ -63,6 +64,7 @@ def test_confirming_episodes_are_fresh_and_the_same_for_the_same_number(lottery)
     assert found.evaluation.mean != same.run(4).evaluation.mean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("looks", [1, 2, 3])
 def test_a_stop_interrupts_either_evaluation(lottery, looks):
     # Each part of 32 steps asks once: the first evaluation, the first of the confirming parts, the second.

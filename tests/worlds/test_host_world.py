@@ -177,6 +177,7 @@ def test_an_environment_that_raises_is_named_with_its_lane_and_action(processes)
     world.close()
 
 
+@pytest.mark.slow
 def test_a_hanging_or_dying_environment_is_reported_within_the_timeout():
     with pytest.raises(
         EnvironmentFailedError,

@@ -70,6 +70,7 @@ DIFFER_AFTER = {"memory_chain": 0, "inverted_pendulum": 23}
 SMALL = {"cartpole", "mountaincar", "repeat_previous"}  # shapes, a curve, a sign and a bar
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", by_name([name for name in names() if find(name).pixel_shader is not None], plain=SMALL)
 )
