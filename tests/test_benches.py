@@ -72,6 +72,7 @@ def test_jax_program_imports_only_jax_and_the_standard_library():
     assert set(words) - sys.stdlib_module_names == {"jax"}
 
 
+@pytest.mark.slow
 def test_the_bench_of_recipes_trains_and_plays_fresh_episodes(tmp_path):
     wanted = [
         "run.steps=2048",

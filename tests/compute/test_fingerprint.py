@@ -204,6 +204,7 @@ def test_different_values_have_different_fingerprints(one, other):
     assert fingerprint(one) != fingerprint(other)
 
 
+@pytest.mark.slow
 def test_each_environment_and_its_parameters_have_distinct_fingerprints():
     found = set()
     for name in ORDINARY:

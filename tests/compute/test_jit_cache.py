@@ -385,7 +385,15 @@ def spoiled(how: str, place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", ["cut off", "damaged", "another's format", "other contents", "no pickle", "an odd object"]
+    "how",
+    [
+        "cut off",
+        "damaged",
+        *(
+            pytest.param(how, marks=pytest.mark.slow)
+            for how in ("another's format", "other contents", "no pickle", "an odd object")
+        ),
+    ],
 )
 def test_a_damaged_file_is_recompiled_and_replaced(place, count, how):
     zeros, ones = numbers()

@@ -379,6 +379,7 @@ def test_progress_is_a_fraction_of_the_distance():
     assert sums[EPISODES] == 8 and 8 <= sums[TALLIES + rules.PROGRESS] < 8 * (1 + 0.3 / 59)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     st.integers(0, 2**63 - 1),

@@ -343,6 +343,7 @@ def test_shipped_environments_work_at_the_limits_of_their_ranges(name):
     assert {case: fault for case, fault in faults.items() if fault} == {}
 
 
+@pytest.mark.slow
 def test_faults_beyond_the_ranges_are_detected():
     """Check of the test above: masses outside of their range give NaN, and a long step within its range leaves the
     declared bounds.

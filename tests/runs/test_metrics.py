@@ -1521,7 +1521,7 @@ def read_beside_a_writer(folder: Path, backend: str, reads: int) -> None:
         publisher.kill()
 
 
-@backends
+@pytest.mark.parametrize("backend", ["map", pytest.param("pwrite", marks=pytest.mark.slow)])
 def test_reads_during_full_speed_writes_are_never_torn(tmp_path, backend):
     read_beside_a_writer(tmp_path / "run", backend, 50_000)
 

@@ -131,6 +131,7 @@ class Net(torch.nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_a_users_network_is_counted_by_running_it(tmp_path):
     (tmp_path / "net.py").write_text(USER)
     policy = ppo_on(find("cartpole"), 8, mlp.Config(kind=f"{tmp_path / 'net.py'}:Net"), start=False).policy
