@@ -49,7 +49,7 @@ def compiles_for_cuda(checked: BoundsChecked) -> list[Finding]:
     name, names = "compiles for CUDA", ", ".join(f"sm_{major}{minor}" for major, minor in ARCHITECTURES)
     instructions: list[str] = []
     for capability in ARCHITECTURES:
-        for call in checked.calls.values():
+        for call in checked.calls_on_gpu():
             try:
                 ptx = compile_ptx(*call, capability)
             except Exception as error:

@@ -136,6 +136,13 @@ class BoundsChecked:
             group = group._replace(**{name: inner})
         return group
 
+    def calls_on_gpu(self) -> list[Call]:
+        """Calls of a GPU, which has the lanes' memory that a CPU has on its stack."""
+        if not self.env.memory:
+            return [*self.calls.values()]
+        lanes = self.lanes._replace(memory=torch.zeros(self.count, self.env.memory))
+        return [call._replace(first=lanes) if call.first is self.lanes else call for call in self.calls.values()]
+
     def compile(self) -> None:
         """Compile the environment's reset, step and pixel shader with bounds checks. Raises numba's errors."""
         for name, call in self.calls.items():

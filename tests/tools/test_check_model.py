@@ -6,7 +6,9 @@ import itertools
 
 import pytest
 
+from operant import envs
 from operant.tools.check_model import check
+from operant.worlds.bounds import BoundsChecked
 
 pytest.importorskip("mujoco")
 
@@ -53,3 +55,11 @@ def test_a_missing_or_broken_file_is_a_usage_error(model, here, tmp_path):
         next(itertools.islice(check(path), 1, None))
     finding = next(check(path))
     assert not finding.passed and "MuJoCo cannot read the model" in finding.detail
+
+
+def test_a_robot_is_compiled_for_a_gpu_with_its_solvers_matrix_in_memory():
+    guarded = BoundsChecked(envs.find("humanoid"), 4)
+    calls = {call.body: call.first for call in guarded.calls_on_gpu()}
+    for name in ("step", "reset"):
+        body, lanes, _ = guarded.calls[name]
+        assert lanes.memory is None and calls[body].memory.shape == (4, guarded.env.memory)
