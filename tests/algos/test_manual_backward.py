@@ -159,7 +159,9 @@ def assert_equal(found, expected, tolerance=1e-5):
 COMBINATIONS = list(itertools.product([(6,), (7, 5), (6, 6, 6), (4, 9, 4)], [False, True], [None, 0.1]))
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu", "gelu", "silu"])
+@pytest.mark.parametrize(
+    "activation", ["tanh", "relu", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gelu", "silu"))]
+)
 @pytest.mark.parametrize("head", HEADS)
 def test_gradient_equals_autograd(head, activation, small_chunks):
     for hidden, shared, value_clip in COMBINATIONS:

@@ -102,7 +102,9 @@ def foreign(path: Path) -> None:
     manifest.write_bytes(atomic.encode_manifest({**fields, "session": 7}))
 
 
-@pytest.mark.parametrize("spoil", [delete, flip, shorten, foreign])
+@pytest.mark.parametrize(
+    "spoil", [delete, flip, *(pytest.param(f, marks=pytest.mark.slow) for f in (shorten, foreign))]
+)
 def test_without_a_sound_replay_a_resume_is_a_warm_one(whole, spoil, caplog):
     before = tensors(whole.path)
     spoil(replays(whole)[-1])

@@ -158,7 +158,13 @@ READING = {
 }
 
 
-@pytest.mark.parametrize("name", READING)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name not in ("wait", "compare", "plot") else pytest.param(name, marks=pytest.mark.slow)
+        for name in READING
+    ],
+)
 def test_what_only_reads_a_strangers_run_asks_nothing_and_runs_none_of_its_code(here, theirs, tmp_path, ran, name):
     (theirs / "log.txt").touch()
     before = content(theirs)

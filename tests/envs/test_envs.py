@@ -124,7 +124,13 @@ def check_parity(name: str, stride: int) -> None:
     print(f"{name}: {ends[0]} steps terminated, {ends[1]} truncated")
 
 
-@pytest.mark.parametrize("name", GYMNASIUM_NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("cartpole", "pendulum") else pytest.param(name, marks=pytest.mark.slow)
+        for name in GYMNASIUM_NAMES
+    ],
+)
 def test_parity_with_gymnasium(name):
     check_parity(name, stride=16)
 

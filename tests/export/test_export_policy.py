@@ -68,12 +68,13 @@ KINDS = [
         marks=pytest.mark.soak,
     ),
     pytest.param("ppo/swingup", "numpy", (), marks=pytest.mark.soak),  # several layers, a Box clipped to its bounds
-    pytest.param("cartpole_continuous", "pt2", ("net.squash=true",), marks=pytest.mark.slow),
-    pytest.param("td3/pendulum", "numpy", (), marks=pytest.mark.slow),
-    pytest.param("dqn/snake", "numpy", (), marks=pytest.mark.slow),  # duelling, bytes one-hot
+    ("cartpole_continuous", "pt2", ("net.squash=true",)),
+    ("td3/pendulum", "numpy", ()),
+    ("dqn/snake", "numpy", ()),  # duelling, bytes one-hot
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "target", "words"), KINDS)
 def test_a_file_gives_the_policys_actions_for_any_batch_size(tmp_path, recipe, target, words):
     actor, made = exported(tmp_path, recipe, target, *words)
