@@ -858,6 +858,7 @@ def test_resume_from_state_is_exact(env, net, algo):
         assert whole.stats.numpy().tobytes() == resumed.stats.numpy().tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [CARTPOLE, PUSH, PICK], ids=["categorical", "gaussian", "multi"])
 def test_training_runs_under_torchs_deterministic_algorithms(env):
     net = mlp.Config(hidden=(8,), squash=env is PUSH)

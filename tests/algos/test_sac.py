@@ -239,6 +239,7 @@ def test_equal_seeds_give_equal_bytes():
     assert bytes_of(iterate(sac_on(PUSH), 12)) != bytes_of(iterate(sac_on(PUSH, seed=2), 12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [1, 4])
 def test_a_resumed_run_continues_bit_for_bit(delay):
     first = iterate(sac_on(PUSH, n_step=2, normalize_observations=True, actor_delay=delay), 12)
@@ -248,6 +249,7 @@ def test_a_resumed_run_continues_bit_for_bit(delay):
     assert bytes_of(iterate(first, 6)) == bytes_of(iterate(other, 6))
 
 
+@pytest.mark.slow
 def test_a_resume_without_replay_refills_it_with_the_actors_actions():
     first = iterate(sac_on(PUSH, learning_starts=256), 12)
     other = sac_on(PUSH, learning_starts=256, start=False)

@@ -158,6 +158,7 @@ def whole_as_resumed(tmp_path, over, *words):
     return whole
 
 
+@pytest.mark.slow
 def test_a_run_resumed_in_the_middle_of_a_schedule_ends_in_the_same_bits_and_shows_it(tmp_path):
     over = 8 * ITERATION
     words = (

@@ -400,6 +400,7 @@ def made_of_twos(boards: np.ndarray) -> np.ndarray:
     return np.where(boards > 0, (boards - 1) << boards, 0).sum(axis=0)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(BOARDS, st.integers(0, 2**63 - 1), st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), max_size=30))
 def test_invariants_of_every_game(board, seed, more):

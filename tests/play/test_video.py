@@ -604,6 +604,7 @@ def test_report_embeds_a_short_film(trained, here, tmp_path):
     assert "small, step 5,120" in page
 
 
+@pytest.mark.slow
 def test_render_makes_a_small_gif_by_default(trained, here, tmp_path):
     done = here("render", trained, "--out", "agent.gif")
     assert done.code == 0 and done.err == "", done.err
@@ -638,6 +639,7 @@ def test_render_shows_the_episodes_of_eval(trained, here):
     }.items() <= made.items()
 
 
+@pytest.mark.slow
 def test_render_is_the_same_bytes_again_and_others_for_another_seed(trained, here, tmp_path):
     for name, seed in (("a.gif", 1), ("b.gif", 1), ("c.gif", 2)):
         assert (
@@ -647,6 +649,7 @@ def test_render_is_the_same_bytes_again_and_others_for_another_seed(trained, her
     assert first == again != other
 
 
+@pytest.mark.slow
 def test_render_stops_after_an_episode(trained, here, tmp_path):
     made = json.loads(
         here(
@@ -659,6 +662,7 @@ def test_render_stops_after_an_episode(trained, here, tmp_path):
     assert cut.code == 0 and "ended before episode 50" in cut.err
 
 
+@pytest.mark.slow
 def test_render_makes_sheets_and_grids(trained, here, tmp_path):
     assert here("render", trained, "-o", "sheet.png", "--frames", "6", "--size", "40", "--seconds", "2").code == 0
     assert Image.open(tmp_path / "sheet.png").size == (3 * 40 + 2 * 4, 2 * 40 + 4)
@@ -666,6 +670,7 @@ def test_render_makes_sheets_and_grids(trained, here, tmp_path):
     assert Image.open(tmp_path / "grid.gif").size == (3 * 32 + 4, 2 * 32 + 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -736,11 +741,13 @@ def test_without_opengl_mujocos_renderer_has_a_sentence(robot, tmp_path, monkeyp
     assert not (tmp_path / "a.png").exists()
 
 
+@pytest.mark.slow
 def test_mujocos_renderer_draws_only_robots(trained, here, tmp_path):
     done = here("render", trained, "-o", "a.png", "--renderer", "mujoco")
     assert done.code == 2 and "cartpole is not on a MuJoCo model" in done.err
 
 
+@pytest.mark.slow
 def test_a_file_that_is_there_costs_no_computation(trained, here, tmp_path, monkeypatch):
     from operant.play import load_policy
 

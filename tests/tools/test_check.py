@@ -284,6 +284,7 @@ def test_what_cannot_be_a_kernel_has_a_sentence_with_its_line(line, tmp_path, ca
     )
 
 
+@pytest.mark.slow
 def test_shipped_environments_hold_only_what_can_be_a_kernel():
     found = {name: (language_problems(envs.find(name)), prints(envs.find(name))) for name in ORDINARY}
     assert found == dict.fromkeys(ORDINARY, ([], []))

@@ -234,6 +234,7 @@ def test_phases_of_a_cpu_are_medians_of_iterations(monkeypatch):
 # THE WHOLE
 
 
+@pytest.mark.slow
 def test_a_profile_on_the_cpu(tmp_path, quick_peak):
     lines: list[str] = []
     path = tmp_path / "trace.json"
