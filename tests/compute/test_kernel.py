@@ -238,7 +238,7 @@ some twenty seconds.
 """
 
 PLAIN = ("masked",)  # with every run of the tests, as each takes two seconds
-PLAIN_BODIES = (world_noise.noise_body, returns.advantage_body, transitions.draw_body)
+PLAIN_BODIES = (returns.advantage_body,)
 
 
 def marks(name: str):

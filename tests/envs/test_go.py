@@ -823,9 +823,8 @@ def test_many_steps_equal_the_reference():
     assert min(happened.values()) > 30, happened
 
 
-@pytest.mark.parametrize(
-    "size", [5, pytest.param(13, marks=pytest.mark.soak), pytest.param(19, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [5, pytest.param(13, marks=pytest.mark.soak), 19])
 def test_other_sizes_equal_the_reference(size):
     env = FIVE if size == 5 else rules.go(size)
     assert env.int_state is not None and env.int_state.dtype == ("int8" if size == 5 else "int16")

@@ -165,7 +165,9 @@ def check_beside_popgym(name, level, lane_class, seed):
 CARD_GAMES = ("repeat_first", "repeat_previous", "autoencode", "count_recall", "higher_lower", "concentration")
 
 
-@pytest.mark.parametrize("level", range(3), ids=["easy", "medium", "hard"])
+@pytest.mark.parametrize(
+    "level", [0, *(pytest.param(level, marks=pytest.mark.slow) for level in (1, 2))], ids=["easy", "medium", "hard"]
+)
 @pytest.mark.parametrize("name", CARD_GAMES)
 def test_every_step_equals_popgyms_package(name, level):
     check_beside_popgym(name, level, Lane, seed=1 + level)

@@ -141,6 +141,7 @@ def test_a_good_file_passes_everything(tmp_path):
 
 
 SLOW = {"types that do not fit", "three values returned", "an argument short", "fewer observations declared"}
+SLOW |= {"a parameter nobody knows", "one value returned", "no device function"}
 SLOW |= {"its own random numbers", "more observations declared", "not a number, and a reset that forgets"}
 SLOW |= {
     "a bare literal, bounds too narrow, a colour beyond one",
