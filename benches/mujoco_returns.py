@@ -334,8 +334,8 @@ class Session:
 
 
 def play_all(runs_at: Path, episodes: int, lanes: int, processes: int, parts: int) -> None:
-    """Play the runs of a folder, in .tar files too, in parallel processes, and print each run's returns. A run's
-    episodes are divided into `parts`, each with its own seed.
+    """Play the policies of the runs in a folder, also of those in .tar files, in Gymnasium's own environments. Print
+    each run's returns. `processes` play at the same time; a run's episodes are in `parts` with a seed each.
     """
     with tempfile.TemporaryDirectory() as folder:
         for path in sorted(runs_at.rglob("*.tar")):

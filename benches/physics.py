@@ -54,7 +54,7 @@ class Lanes(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Second argument of a kernel's body: memory in which the solver of N lanes has its matrices."""
+    """GPU memory for the matrices of the solver PGS, one row a lane, as a kernel's second argument."""
 
     memory: Any  # (N, S) float32
 

@@ -203,13 +203,14 @@ def faults() -> str:
 
 
 def zoo() -> str:
-    """Table of benches/zoo.toml."""
+    """Make the documentation's table of what the recipes return, from benches/zoo.toml."""
     return zoo_table(tomli.loads((HOME / "benches" / "zoo.toml").read_text(encoding="utf-8")))
 
 
 def zoo_table(measured: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """Table of each recipe on two CPU cores and on a GPU, then the machines and the recipes without a measurement. A
-    kind of device without a row has no column.
+    """Make a Markdown table of what recipes return and take on two CPU cores and on a GPU, from the document of
+    benches/zoo.toml. Below it stand the machines, and the recipes that were not measured. A kind of device without a
+    row has no column.
     """
     kinds = [kind for kind in DEVICES if any(kind in entry for entry in measured.values())]
     head = ("recipe", "return", "at the target", "steps", *(SECONDS[kind] for kind in kinds), "command")

@@ -114,7 +114,7 @@ def pgs(
 
     @device
     def product(x, a, y, b):
-        """Inner product of x[a : a + BLOCK] and y[b : b + BLOCK]."""
+        """Inner product of BLOCK numbers of two arrays: x from index a on, y from b on."""
         first = (x[a] * y[b] + x[a + 1] * y[b + 1]) + (x[a + 2] * y[b + 2] + x[a + 3] * y[b + 3])
         second = (x[a + 4] * y[b + 4] + x[a + 5] * y[b + 5]) + (x[a + 6] * y[b + 6] + x[a + 7] * y[b + 7])
         return first + second
