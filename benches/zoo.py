@@ -14,19 +14,20 @@ folder of the same name. `--merge` makes the rows of benches/zoo.toml of them, h
 `--results` both are done in turn. Seeds that DIR has already are not trained again. `all` is every shipped recipe;
 those whose environment cannot be built here are skipped, with the reason.
 
-`--jobs` runs at the same time have `--cores` cores each, of those that this process may use, or a GPU each. The
-shortest recipes come first. The first seed of a recipe, which compiles its kernels, runs before its others. After
-`--limit` seconds whatever still runs is ended and recorded as not finished; none starts whose recipe is known to take
-longer than what is left. `--set` overrides keys of all recipes, RECIPE:KEY=VALUE those of one, and `--short` those of
-recipes that take two cores more than some minutes, as `SHORT` says. The row's command has them.
+`--jobs` runs at the same time have `--cores` cores each, of those that this process may use, and on `cuda` a GPU each
+or a share of one. The shortest recipes come first. The first seed of a recipe, which compiles its kernels, runs before
+its others. After `--limit` seconds whatever still runs is ended and recorded as not finished; none starts whose recipe
+is known to take longer than what is left. `--set` overrides keys of all recipes, RECIPE:KEY=VALUE those of one, and
+`--short` those of recipes that take two cores more than some minutes, as `SHORT` says. The row's command has them.
 
 The file has tables RECIPE.cpu and RECIPE.gpu: `mean_return` over seeds and `ci95`, half its 95 % interval (Student's t
 over seeds); `solved`, the number of seeds that reach `target`; the mean of the checkpoint's environment `steps`; and
 medians over seeds of `training_s` (the algorithm's phases by the device's clock, without the first iteration, which
 compiles), `wall_s` (the whole command) and `cpu_s` (user and system time of all threads). `load` is the machine's mean
 number of runnable threads at the end of the runs, these included, and `machine_cores` its cores. A row whose results
-lack some of these seconds, or the load, has none. `unfinished` counts seeds that were ended after at most
-`unfinished_s` seconds. docs/hooks.py makes the page's table from the file.
+lack some of these seconds, or the load, has none. `beside` is the number of other runs that shared the GPU.
+`unfinished` counts seeds that were ended after at most `unfinished_s` seconds. docs/hooks.py makes the page's table
+from the file.
 
 `--runs` keeps the run folders. `--keep` writes the policy of the seed with the highest return into the package, as
 `zoo:ENVIRONMENT`, and its export.
@@ -127,10 +128,13 @@ class Pair(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Share of the machine for one run at a time: its cores, and environment variables that choose its GPU."""
+    """Share of the machine for one run at a time: its cores, environment variables that choose its GPU, and the number
+    of other slots on that GPU.
+    """
 
     cores: tuple[int, ...]
     variables: dict[str, str]
+    beside: int = 0
 
 
 class OutOfTimeError(Exception):
@@ -265,6 +269,7 @@ class Bench:
             "cpu_s": round(cpu_s, 2),
             "load": round(load_now, 1),
             "machine_cores": os.cpu_count() or 1,
+            **({"beside": slot.beside} if slot.beside else {}),
             "device": device_name(run.document["device_name"], slot),
             "uuid": run.uuid.hex(),
         }
@@ -325,9 +330,10 @@ def slots(device: str, jobs: int, cores: int | None) -> list[Slot]:
 
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = listed.split(",") if listed else [str(k) for k in range(torch.cuda.device_count())]
-    if jobs > len(gpus):
-        raise SystemExit(f"--jobs {jobs} need a GPU each; this process sees {len(gpus)}")
-    return [Slot(share, {"CUDA_VISIBLE_DEVICES": gpu}) for share, gpu in zip(shares, gpus, strict=False)]
+    if not gpus:
+        raise SystemExit("--device cuda needs a GPU; this process sees none")
+    beside = -(-jobs // len(gpus)) - 1
+    return [Slot(share, {"CUDA_VISIBLE_DEVICES": gpus[k % len(gpus)]}, beside) for k, share in enumerate(shares)]
 
 
 def device_name(gpu: str, slot: Slot) -> str:
@@ -453,6 +459,7 @@ def row(recipe: str, results: list[dict[str, Any]]) -> dict[str, Any]:
         **{key: round(value, 2 if value < 10 else 1) for key, value in medians.items()},
         **({"load": round(statistics.mean(result["load"] for result in finished), 1)} if "load" in known else {}),
         **({"machine_cores": max(result["machine_cores"] for result in finished)} if "machine_cores" in known else {}),
+        **({"beside": beside} if (beside := max(result.get("beside", 0) for result in finished)) else {}),
         **about,
     }
 

@@ -269,7 +269,7 @@ def versioned(row: dict[str, Any]) -> str:
 
 def seconds(row: dict[str, Any] | None) -> str:
     """Seconds of training and of the whole command on a device, the load of a busy machine or a dash if it was not
-    recorded, and the seeds that were ended.
+    recorded, the runs that shared the GPU, and the seeds that were ended.
     """
     if row is None:
         return "-"
@@ -281,6 +281,8 @@ def seconds(row: dict[str, Any] | None) -> str:
             parts.append("load -")
         elif row["load"] > row["machine_cores"]:
             parts.append(f"load {row['load']:.0f} on {row['machine_cores']} cores")
+        if "beside" in row:
+            parts.append(f"beside {row['beside']} other{'s' * (row['beside'] > 1)} on the GPU")
     if "unfinished" in row:
         parts.append(f"{row['unfinished']} not finished in {row['unfinished_s']}")
     return ", ".join(parts) or "-"

@@ -110,7 +110,8 @@ def test_seeds_of_a_recipe_become_a_row_for_each_kind_of_device(tmp_path):
         write_result(tmp_path / "one", seed, **finished(mean, wall_s))
     write_result(tmp_path / "one", 4, unfinished_s=99.6)
     write_result(tmp_path / "one", 5, error="RuntimeError: killed")
-    write_result(tmp_path / "two", 1, kind="gpu", overrides=["run.steps=5M"], **finished(20.5, 6.0, "A GPU"))
+    single = finished(20.5, 6.0, "A GPU")
+    write_result(tmp_path / "two", 1, kind="gpu", overrides=["run.steps=5M"], **single, beside=2)
     zoo_bench.merge([tmp_path / "one", tmp_path / "two"], out, keeping=False)
     table = tomli.loads(out.read_text())
     cpu, gpu = table["ppo/pong"]["cpu"], table["ppo/pong"]["gpu"]
@@ -121,7 +122,7 @@ def test_seeds_of_a_recipe_become_a_row_for_each_kind_of_device(tmp_path):
     assert (cpu["unfinished"], cpu["unfinished_s"], cpu["device"]) == (1, 100, "Chip, 2 cores")
     assert cpu["command"] == "operant train --config ppo/pong --seeds 3" and cpu["date"] == "2026-11-24"
     assert gpu["command"] == "operant train --config ppo/pong run.steps=5M --seeds 1" and gpu["device"] == "A GPU"
-    assert "ci95" not in gpu
+    assert "ci95" not in gpu and gpu["beside"] == 2 and "beside" not in cpu
 
 
 def test_a_measured_row_is_not_replaced_by_one_without_a_finished_seed(tmp_path):
@@ -177,6 +178,8 @@ def test_a_row_has_only_figures_of_all_finished_seeds_and_the_table_a_dash_for_t
     assert shown_row("ppo/pong", entry)[4] == "4 / 8, load -"
     measured = {**entry["cpu"], "load": 9.0, "machine_cores": 2}
     assert shown_row("ppo/pong", {"cpu": measured})[4] == "4 / 8, load 9 on 2 cores"
+    shared = {**measured, "load": 2.0, "beside": 3}
+    assert shown_row("ppo/pong", {"cpu": shared})[4] == "4 / 8, beside 3 others on the GPU"
     del measured["training_s"], measured["wall_s"]
     assert shown_row("ppo/pong", {"cpu": measured})[4] == "-"
 
