@@ -38,10 +38,14 @@ _BETWEEN = ("seconds/evaluate", "seconds/checkpoint")
 
 
 def trained_s(folder: Path) -> float:
-    """Seconds of the algorithm's phases after the first record, whose iteration compiles and captures kernels."""
+    """Seconds of the algorithm's phases without the first iteration, which compiles kernels. Its seconds are in the
+    first record that has any: on a GPU the second one, since the device's clock is read one iteration late.
+    """
     columns = [chunk.columns for chunk in read(folder / "history")]
     names = [name for name in columns[0] if name.startswith("seconds/") and name not in _BETWEEN] if columns else []
-    return sum(sum([value for chunk in columns for value in chunk[name]][1:]) for name in names)
+    totals = [sum(values) for chunk in columns for values in zip(*(chunk[name] for name in names), strict=True)]
+    compiled = next((k for k, total in enumerate(totals) if total > 0), len(totals))
+    return sum(totals[compiled + 1 :])
 
 
 def evaluations(folder: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
-"""Benches: marks of benches/configs.py are attainable returns, at most the run's target; JAX runs in a separate
-process; results of single seeds become rows of benches/zoo.toml, which the documentation shows; recipes whose
-environment cannot be built are skipped.
+"""Benches: JAX runs in a separate process; results of single seeds become rows of benches/zoo.toml, which the
+documentation shows; recipes whose environment cannot be built are skipped.
 """
 
 from __future__ import annotations
@@ -16,34 +15,16 @@ from types import ModuleType
 import pytest
 import tomli
 
-from operant.config import load as config
 from operant.config import recipes
 from operant.envs import outside
+from operant.runs import History, Metric, Writer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benches"))
 import recipes as recipes_bench
 import zoo as zoo_bench
 from compare_jax import PROGRAM, jax_training
 
-from configs import MARKS
-
 BENCHES = Path(__file__).resolve().parent.parent / "benches"
-
-# Maxima by the rules: 1 for each of 500 steps; two walls of 432 points; 21 points per game; 97 of 100 cells to fill;
-# up to 4 for each of 1,000 steps.
-MOST = {"cartpole": 500, "cartpole_continuous": 500, "breakout": 864, "pong": 21, "snake": 97, "swingup": 4000}
-MOST |= {"mountaincar": -1, "mountaincar_continuous": 100, "acrobot": 0, "pendulum": 0}
-
-
-@pytest.mark.parametrize("name", MARKS)
-def test_marks_are_attainable_and_at_most_the_target(name):
-    target = config.load(recipes.find_source(name)).run.target
-    assert target is None or target >= MARKS[name]
-    assert MARKS[name] < MOST[name]
-
-
-def test_mark_of_snake_is_a_mean_length_of_30():
-    assert MARKS["snake"] == 30 - 3 - 1, "a mean length of 30: three cells at the start, one taken off for the death"
 
 
 @pytest.mark.parametrize(
@@ -229,3 +210,23 @@ def test_a_seed_leaves_its_result_and_a_policy_of_its_own_process(tmp_path):
     ended = subprocess.run([*command, "--results", two, "--limit", "2"], capture_output=True, text=True)
     assert ended.returncode == 1
     assert "unfinished_s" in json.loads((two / "ppo-cartpole-cpu-1.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("device", "collect", "update"),
+    [
+        ("CPU", [30.0, 0.5, 0.25], [5.0, 1.0, 1.0]),
+        ("GPU, whose clock is read one iteration late", [0.0, 30.0, 0.5, 0.25], [0.0, 5.0, 1.0, 1.0]),
+    ],
+)
+def test_seconds_of_training_leave_out_the_iteration_that_compiles(tmp_path, device, collect, update):
+    metrics = (Metric("seconds/collect", "counter"), Metric("seconds/update", "counter"), Metric("seconds/evaluate"))
+    place = tmp_path / "metrics.mm"
+    writer = Writer(place, metrics, run_uuid=bytes(16), session=1, capacity=16, version="t", host="h")
+    history = History(tmp_path / "history", place, writer=writer, run_uuid=bytes(16), session=1)
+    history.start()
+    for step, (first, second) in enumerate(zip(collect, update, strict=True), start=1):
+        writer.publish(step, [first, second, 9.0])
+    assert history.close()
+    writer.close()
+    assert recipes_bench.trained_s(tmp_path) == 2.75, device
