@@ -54,7 +54,7 @@ class Lanes(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """GPU memory for the matrices of the solver PGS, one row a lane, as a kernel's second argument."""
+    """GPU memory for the rows of the solver PGS, one row a lane, as a kernel's second argument."""
 
     memory: Any  # (N, S) float32
 

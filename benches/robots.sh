@@ -5,14 +5,14 @@
 #   python benches/physics.py write && python benches/mujoco_returns.py models build/models   # where mujoco is installed
 #   OUT=FOLDER bash benches/robots.sh SECONDS [PART ...]                                     # where the GPUs are
 #
-# Parts: bits, returns, play (needs gymnasium and mujoco), profile (needs ncu), memory; by default all, in turn. The
-# runs that $OUT/runs.tar has already are not trained again. Policies are packed every half minute, so that a machine
-# that is taken away loses little.
+# Parts: bits, returns, play (needs gymnasium and mujoco), profile (needs ncu); by default all, in turn. The runs that
+# $OUT/runs.tar has already are not trained again. Policies are packed every half minute, so that a machine that is
+# taken away loses little.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 until=${1:?seconds}
 parts=${*:2}
-parts=${parts:-bits returns play profile memory}
+parts=${parts:-bits returns play profile}
 export OPERANT_MODELS=$PWD/build/models PYTHONUNBUFFERED=1 PYTHONWARNINGS=ignore
 kept=$(mktemp -d)
 [ ! -e "$OUT/runs.tar" ] || tar xf "$OUT/runs.tar" -C "$kept"
@@ -43,8 +43,6 @@ profile() {
             python3 benches/physics.py profile "$model" --lanes 8192 --launches 60 >"$OUT/profile_$model.txt" 2>&1
     done
 }
-
-memory() { timeout "$(left)" python3 benches/solver_memory.py >"$OUT/memory.txt"; }
 
 for part in $parts; do
     [ "$(left)" -gt 30 ] && "$part"

@@ -578,7 +578,7 @@ def _without_memory(begin: Any, act: Any, engine: Engine) -> tuple[Any, Any]:
 
 
 def _with_memory(begin: Any, act: Any, engine: Engine) -> tuple[Any, Any]:
-    """Make `reset` and `step` of an environment whose solver has its matrix in `memory`."""
+    """Make `reset` and `step` of an environment whose solver has its rows in `memory`."""
     work = engine.work
 
     @device

@@ -18,7 +18,7 @@ from numpy import float32
 from operant.compute.device import device, device_call
 from operant.physics import constants as c
 from operant.physics.layout import Layout
-from operant.physics.local import local_array
+from operant.physics.local import add_scaled, inner, local_array
 from operant.physics.rows import PLACES, Contacts
 
 MULTIPLIERS = 20  # most iterations for the multiplier
@@ -32,20 +32,21 @@ an increase of the cost is undone.
 class DualCones:
     """Device functions of the forces, dims numbers from row `row` on, of a contact of geom pair `pair`."""
 
-    update: Any  # (w, matrix, row, pair, stride) -> change of the cost, at most SMALL, by minimising over the forces
-    extrapolate: Any  # (w, row, pair, beta): add beta times the last change, within the cone
+    update: Any  # (w, roots, g, row, pair) -> change of the cost, at most SMALL, by minimising over the forces
+    extrapolate: Any  # (w, roots, g, row, pair, beta): add beta times the last change, within the cone, and all to g
     along: Any  # (w, row, pair) -> inner product of the extrapolation and the correction since
 
 
-def dual_cones(lay: Layout, contacts: Contacts, gradient: Any, real: Any) -> DualCones:
+def dual_cones(lay: Layout, contacts: Contacts, gradient: Any, width: int, real: Any) -> DualCones:
     """Make the device functions by which PGS updates the forces of contacts with elliptic friction cones, for a model.
-    They read its matrix A + R (stride) and write its forces (N, N m); `gradient(w, matrix, stride, row)` is that row
-    of b + (A + R) f.
+    They write its forces (N, N m) and keep g = Y' f (width), with Y (width) as `roots`. `gradient(w, roots, g, row)` is
+    a row of b + (A + R) f.
     """
     FORCE, BEFORE, MOMENTUM = (lay.at[f"dual {name}"] for name in ("f", "before", "momentum"))
+    DIAGONAL = lay.at["dual diagonal"]
     rows = max(lay.rows, 2)
     most = rows - 1  # friction forces
-    size, square = rows, most * most
+    size, square, whole = rows, most * most, rows * rows
     places, friction = contacts.places, contacts.friction
     zero, half, one, two = real(0.0), real(0.5), real(1.0), real(2.0)
     least, small, noise = real(c.MINVAL), real(SMALL), real(5e-7 if real is float32 else 0.0)
@@ -74,7 +75,7 @@ def dual_cones(lay: Layout, contacts: Contacts, gradient: Any, real: Any) -> Dua
                     w[FORCE + row + i] *= shrink
 
     @device_call
-    def extrapolate(w, row, pair, beta):
+    def extrapolate(w, roots, g, row, pair, beta):
         dims = places(PLACES * pair + 5)
         for i in range(row, row + dims):
             force = w[FORCE + i]
@@ -85,6 +86,7 @@ def dual_cones(lay: Layout, contacts: Contacts, gradient: Any, real: Any) -> Dua
             project(w, row, pair, dims)
         for i in range(row, row + dims):
             w[MOMENTUM + i] = w[FORCE + i]
+            add_scaled(roots, i * width, w[FORCE + i], g, width)
 
     @device_call
     def along(w, row, pair):
@@ -160,24 +162,34 @@ def dual_cones(lay: Layout, contacts: Contacts, gradient: Any, real: Any) -> Dua
                 w[FORCE + row + 1 + i] *= stretch
 
     @device_call
-    def update(w, matrix, row, pair, stride):
+    def update(w, roots, g, row, pair):
         old, slope = local_array(size, real), local_array(size, real)
         friction_part, lower = local_array(square, real), local_array(square, real)
         linear, x, y = local_array(most, real), local_array(most, real), local_array(most, real)
+        block, other = local_array(whole, real), local_array(width, real)
         dims = places(PLACES * pair + 5)
-        block = row * stride + row
         for i in range(dims):
-            old[i], slope[i] = w[FORCE + row + i], gradient(w, matrix, stride, row + i)
+            old[i], slope[i] = w[FORCE + row + i], gradient(w, roots, g, row + i)
+
+        # The contact's part of A + R
+        for i in range(dims):
+            for k in range(width):
+                other[k] = zero
+            add_scaled(roots, (row + i) * width, one, other, width)
+            block[rows * i + i] = w[DIAGONAL + row + i]
+            for j in range(i):
+                block[rows * i + j] = inner(roots, (row + j) * width, other, width)
+                block[rows * j + i] = block[rows * i + j]
 
         # The normal force alone where there is none yet, else all forces along their ray
         if old[0] < least:
-            w[FORCE + row] = max(old[0] - slope[0] / matrix[block], zero)
+            w[FORCE + row] = max(old[0] - slope[0] / block[0], zero)
         else:
             curvature, descent = zero, zero
             for i in range(dims):
                 total = zero
                 for j in range(dims):
-                    total += matrix[block + i * stride + j] * old[j]
+                    total += block[rows * i + j] * old[j]
                 curvature += old[i] * total
                 descent -= old[i] * slope[i]
             if curvature >= least:
@@ -190,11 +202,11 @@ def dual_cones(lay: Layout, contacts: Contacts, gradient: Any, real: Any) -> Dua
         else:
             raised = w[FORCE + row] - old[0]
             for i in range(dims - 1):
-                mu, at = friction(w, pair, 1 + i), block + (1 + i) * stride
-                total = slope[1 + i] + matrix[at] * raised
+                mu, at = friction(w, pair, 1 + i), rows * (1 + i)
+                total = slope[1 + i] + block[at] * raised
                 for j in range(dims - 1):
-                    total -= matrix[at + 1 + j] * old[1 + j]
-                    friction_part[most * i + j] = matrix[at + 1 + j] * mu * friction(w, pair, 1 + j)
+                    total -= block[at + 1 + j] * old[1 + j]
+                    friction_part[most * i + j] = block[at + 1 + j] * mu * friction(w, pair, 1 + j)
                 linear[i] = total * mu
             solve_friction(w, row, pair, dims - 1, friction_part, lower, linear, x, y)
 
@@ -203,12 +215,14 @@ def dual_cones(lay: Layout, contacts: Contacts, gradient: Any, real: Any) -> Dua
         for i in range(dims):
             total = zero
             for j in range(dims):
-                total += matrix[block + i * stride + j] * (w[FORCE + row + j] - old[j])
+                total += block[rows * i + j] * (w[FORCE + row + j] - old[j])
             change += (w[FORCE + row + i] - old[i]) * (half * total + slope[i])
         if change > small:
             for i in range(dims):
                 w[FORCE + row + i] = old[i]
             change = zero
+        for i in range(dims):
+            add_scaled(roots, (row + i) * width, w[FORCE + row + i] - old[i], g, width)
         return change
 
     return DualCones(update, extrapolate, along)

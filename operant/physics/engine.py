@@ -93,8 +93,8 @@ class Engine:
 
     @property
     def memory_size(self) -> int:
-        """Count of the numbers of a lane's memory apart from the scratch: the solver's matrix."""
-        return self.layout.matrix
+        """Count of the numbers of a lane's memory apart from the scratch: the solver's rows."""
+        return self.layout.apart
 
     @property
     def work_bytes(self) -> int:
@@ -119,7 +119,7 @@ def build(
     """Engine of a model in float32 or float64 that keeps the quantities `reads` after a step. Compiles nothing yet.
     Raises OperantError for pairs of geoms that it cannot collide and for unknown quantities.
 
-    With `apart` the dense matrix of PGS is in memory that `work` is given, and not in the scratch. On a GPU this must
+    With `apart` the rows of PGS are in memory that `work` is given, and not in the scratch. On a GPU this must
     be global memory, in which the numbers of a lane are contiguous. In local memory the lanes of a warp share lines of
     the cache only if they read the same row.
     """
@@ -238,7 +238,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
     kept = lay.at.get("read qacc", -1)
     PAIR, geoms, ropes = lay.at["contact pair"], len(pairs), 2 * len(tethers) + len(ties)
 
-    MATRIX = lay.at.get("matrix pointer", -1)
+    ROOTS = lay.at.get("roots pointer", -1)
 
     @device
     def scratch_alone():
@@ -247,10 +247,10 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
     @device
     def scratch_and_memory(memory):
         w = local_array(size, real)
-        keep(w, MATRIX, memory)
+        keep(w, ROOTS, memory)
         return w
 
-    work = scratch_and_memory if lay.matrix else scratch_alone
+    work = scratch_and_memory if lay.apart else scratch_alone
 
     @device_call
     def reset(s):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from operant.physics import constants as c
 from operant.physics.implicit import free_bodies
+from operant.physics.local import BLOCK
 from operant.physics.model import Model
 from operant.physics.pairs import Pair, Tether
 from operant.physics.smooth import turning_dofs
@@ -22,14 +23,11 @@ Most contacts in 2,000 random states, poses below the floor among them (possible
 """
 
 DUALS = 64
-"""Rows that a lane has room for under PGS, whose matrix is dense."""
-
-BLOCK = 8
-"""Numbers that PGS reads at once: its rows are padded to a multiple."""
+"""Rows that a lane has room for under PGS."""
 
 LINE = 32
-"""Numbers in a line of a GPU's cache. A matrix of PGS apart from the scratch is a line longer than it need be, so that
-the lanes' matrices, whose sizes are powers of two, do not begin in the same set of the cache.
+"""Numbers in a line of a GPU's cache. The rows of PGS apart from the scratch are a line longer than they need be, so
+that those of the lanes do not begin in the same sets of the cache.
 """
 
 SCALES = ("gravity", "damping", "gear", "friction", "range", "mass", "armature")
@@ -75,7 +73,7 @@ class Layout:
     chain: int  # most dofs of a contact
     limits: int  # most active joint limits
     duals: int  # rows that PGS has room for
-    matrix: int  # numbers of the matrix of PGS, if it is apart from the scratch
+    apart: int  # numbers of the rows of PGS, if they are apart from the scratch
 
 
 def read_size(m: Model, name: str) -> int:
@@ -100,7 +98,7 @@ def plan(
 ) -> Layout:
     """Layout for a model, its pairs (`most` contacts of each), the pattern of its Hessian, what is read after a step,
     the touch sensors among it, tendons of limited length, rows of equality constraints, and the parameters that a lane
-    scales. With `apart` the matrix of PGS is not in the scratch.
+    scales. With `apart` the rows of PGS are not in the scratch.
     """
     state = Block()
     parts = [("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1), ("resets", 1)]
@@ -125,7 +123,7 @@ def plan(
         w.take(name, count)
     if m.opt_solver == c.PGS and apart:
         w.size += w.size % 2
-        w.take("matrix pointer", 2)
+        w.take("roots pointer", 2)
     for name in ("qacc", "qfrc_smooth", "qacc_smooth", "qfrc_constraint"):
         w.take(name, m.nv)
     w.take("act_dot", m.na)
@@ -184,15 +182,15 @@ def plan(
     dual = m.opt_solver == c.PGS
     cones = m.opt_cone == c.ELLIPTIC
     edges = rows if cones else max(1, 2 * (rows - 1))
-    padded = 0
+    padded, width = 0, 0
     duals = min(losses + limits + frictionless + touching * edges, DUALS) if dual else 0
     if dual:
         # Rows are padded with zeros to whole blocks, and begin where vectors can be loaded.
         solver.size += -w.size % BLOCK
         padded = -(-duals // BLOCK) * BLOCK
-        solver.take("dual A", 0 if apart else padded * padded)
-        solver.take("dual Y", padded * -(-m.nv // BLOCK) * BLOCK)
-        for name in ("b", "f", "before", "momentum"):
+        width = -(-m.nv // BLOCK) * BLOCK
+        solver.take("dual Y", 0 if apart else padded * width)
+        for name in ("b", "R", "diagonal", "f", "before", "momentum"):
             solver.take(f"dual {name}", padded)
         solver.take("dual member", padded if m.ntree > 1 or cones else 0)
         solver.take("dual cone", padded if cones else 0)
@@ -205,8 +203,8 @@ def plan(
         for name in ("Mv", "Ma"):
             solver.take(name, m.nv)
     at = w.at | before.at | solver.at
-    matrix = padded * padded + LINE if dual and apart else 0
-    return Layout(state.at, state.size, at, max(before.size, solver.size), room, rows, chain, limits, duals, matrix)
+    alone = padded * width + LINE if dual and apart else 0
+    return Layout(state.at, state.size, at, max(before.size, solver.size), room, rows, chain, limits, duals, alone)
 
 
 def _room(m: Model, pairs: Sequence[Pair], most: Sequence[int]) -> int:

@@ -1,6 +1,6 @@
 """Intrinsics that are the same on the CPU and on CUDA: `local_array`, a small array on a lane's stack; `part`, the
 rest of one from an index on; `lane_memory`, one in memory of all lanes; `keep` and `kept`, a pointer to one in another;
-and `coincidence`, a length that depends on the precision.
+`inner` and `add_scaled`, sums by vectors; and `coincidence`, a length that depends on the precision.
 """
 
 from __future__ import annotations
@@ -118,6 +118,74 @@ def _kept(typing: Any, array: Any, at: Any) -> Any:
 
 
 kept: Any = intrinsic(_kept)
+
+
+BLOCK = 8
+"""Numbers that `inner` and `add_scaled` load together."""
+
+
+def _vector(builder: Any, array: Any, at: Any) -> Any:
+    """Pointer to BLOCK numbers of an array from number `at` on, which stand at a multiple of 16 bytes."""
+    start = builder.gep(array, [at])
+    return builder.bitcast(start, ir.VectorType(start.type.pointee, BLOCK).as_pointer())
+
+
+def _inner(typing: Any, x: Any, at: Any, y: Any, count: Any) -> Any:
+    """`inner(x, at, y, count)`: x[at] y[0] + ... + x[at + count - 1] y[count - 1], with a constant multiple of BLOCK as
+    `count`. Both arrays begin there at multiples of 16 bytes.
+    """
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+
+    def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        first = context.cast(builder, values[1], signature.args[1], types.int64)
+        total = None
+        for k in range(0, count.literal_value, BLOCK):
+            here = builder.load(_vector(builder, values[0], builder.add(first, ir.Constant(first.type, k))), align=16)
+            there = builder.load(_vector(builder, values[2], ir.Constant(first.type, k)), align=16)
+            product = builder.fmul(here, there)
+            total = product if total is None else builder.fadd(total, product)
+        # Halves of the vector are added until one number is left
+        size = BLOCK
+        while size > 1:
+            size //= 2
+            halves = [
+                builder.shuffle_vector(total, total, ir.Constant(ir.VectorType(ir.IntType(32), size), part))
+                for part in (list(range(size)), list(range(size, 2 * size)))
+            ]
+            total = builder.fadd(*halves)
+        return builder.extract_element(total, ir.Constant(ir.IntType(32), 0))
+
+    return x.dtype(x, at, y, types.literal(count.literal_value)), code
+
+
+inner: Any = intrinsic(_inner)
+
+
+def _add_scaled(typing: Any, x: Any, at: Any, factor: Any, y: Any, count: Any) -> Any:
+    """`add_scaled(x, at, factor, y, count)`: add factor times x[at], ..., x[at + count - 1] to y[0], ...,
+    y[count - 1], under the conditions of `inner`.
+    """
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+
+    def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        first = context.cast(builder, values[1], signature.args[1], types.int64)
+        kind = ir.VectorType(values[2].type, BLOCK)
+        one = builder.insert_element(ir.Constant(kind, ir.Undefined), values[2], ir.Constant(ir.IntType(32), 0))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), BLOCK), [0] * BLOCK)
+        scale = builder.shuffle_vector(one, one, zeros)
+        for k in range(0, count.literal_value, BLOCK):
+            here = builder.load(_vector(builder, values[0], builder.add(first, ir.Constant(first.type, k))), align=16)
+            place = _vector(builder, values[3], ir.Constant(first.type, k))
+            total = builder.fadd(builder.load(place, align=16), builder.fmul(here, scale))
+            builder.store(total, place, align=16)
+        return context.get_dummy_value()
+
+    return types.none(x, at, x.dtype, y, types.literal(count.literal_value)), code
+
+
+add_scaled: Any = intrinsic(_add_scaled)
 
 
 def _coincidence(typing: Any, x: Any) -> Any:

@@ -8,9 +8,13 @@ MuJoCo's order, those of equality constraints, dry friction, limits, and contact
 and the tangents of an elliptic cone, which are updated together (`dual_cones`). The iteration is separate for each
 island of constraints. It stops where a sweep lowers the cost by less than the tolerance, scaled as Newton's.
 
-A + R is stored for the rows that are active; contacts beyond its room are counted as lost. A GPU waits for memory, not
-for arithmetic: so a row is padded with zeros to blocks of BLOCK numbers, which are loaded together, and the shuffled
-orders are a table.
+A = Y Y' with Y = J L^-1 D^-1/2 and M = L' D L. A is never formed: a sweep keeps g = Y' f (nv), so that row i of A f is
+y_i' g, and a change of f_i adds its product with y_i to g. An update takes 2 nv multiplications. A dense A would take
+one for each row there is, after nv / 2 times their square to form it. Each sweep sums g anew.
+
+Y has the rows that are active; contacts beyond its room are counted as lost. A GPU waits for memory, not for
+arithmetic: so a row is padded with zeros to blocks of BLOCK numbers, which are loaded together, g stays in registers,
+and the shuffled orders are a table.
 """
 
 from __future__ import annotations
@@ -26,8 +30,8 @@ from operant.physics import constants as c
 from operant.physics.cones import cones
 from operant.physics.dual_cones import dual_cones
 from operant.physics.islands import Islands
-from operant.physics.layout import BLOCK, Layout
-from operant.physics.local import kept, local_array, part
+from operant.physics.layout import Layout
+from operant.physics.local import BLOCK, add_scaled, inner, kept, local_array, part
 from operant.physics.model import Model
 from operant.physics.newton import DryFriction
 from operant.physics.rows import PLACES, Contacts
@@ -75,9 +79,10 @@ def pgs(
     GRAD, SEARCH = at["grad"], at["search"]
     LDOF, LD, LR, LV = (at[f"limit {name}"] for name in ("dof", "D", "r", "v"))
     CPAIR, CD, CR, CV, CJ = (at[f"contact {name}"] for name in ("pair", "D", "r", "v", "J"))
-    Y, B, FORCE, BEFORE, MOMENTUM = (at[f"dual {name}"] for name in ("Y", "b", "f", "before", "momentum"))
-    apart = lay.matrix > 0
-    MATRIX = at["matrix pointer" if apart else "dual A"]
+    B, R, DIAGONAL, FORCE = (at[f"dual {name}"] for name in ("b", "R", "diagonal", "f"))
+    BEFORE, MOMENTUM = (at[f"dual {name}"] for name in ("before", "momentum"))
+    apart = lay.apart > 0
+    ROOTS = at["roots pointer" if apart else "dual Y"]
     MEMBER, CONE = at["dual member"], at["dual cone"]
     nv, rows, chain, room = m.nv, lay.rows, lay.chain, lay.duals
     width = -(-nv // BLOCK) * BLOCK
@@ -99,9 +104,9 @@ def pgs(
     cone_force, shrink = cones(m, lay, contacts, None, real).force, real(1.0 / math.sqrt(m.opt_impratio))
 
     @device
-    def matrix_of(w):
-        """Place of A + R."""
-        return kept(w, MATRIX) if apart else part(w, MATRIX)
+    def roots_of(w):
+        """Place of Y, its rows one after the other."""
+        return kept(w, ROOTS) if apart else part(w, ROOTS)
 
     @device
     def row_count(pair):
@@ -113,71 +118,61 @@ def pgs(
         return 1 if places(PLACES * pair + 5) == 1 else 2 * (places(PLACES * pair + 5) - 1)
 
     @device
-    def product(x, a, y, b):
-        """Inner product of BLOCK numbers of two arrays: x from index a on, y from b on."""
-        first = (x[a] * y[b] + x[a + 1] * y[b + 1]) + (x[a + 2] * y[b + 2] + x[a + 3] * y[b + 3])
-        second = (x[a + 4] * y[b + 4] + x[a + 5] * y[b + 5]) + (x[a + 6] * y[b + 6] + x[a + 7] * y[b + 7])
-        return first + second
+    def clear(x):
+        for i in range(width):
+            x[i] = zero
 
     @device_call
-    def jacobians(w, nl, nc, count):
-        """Write the Jacobian (width) of each row in the place of Y."""
-        for i in range(count * width):
-            w[Y + i] = zero
-        at = Y + ne * width
+    def write_row(w, row, y):
+        """Write a row of Y, and |y|^2 to the diagonal, from that of J (width), which is overwritten."""
+        roots = roots_of(w)
+        solve_root(w, y)
+        for i in range(width):
+            roots[row * width + i] = y[i]
+        w[DIAGONAL + row] = inner(roots, row * width, y, width)
+
+    @device_call
+    def write_rows(w, nl, nc):
+        """Write Y and the diagonal of A."""
+        y, row = local_array(width, real), ne
         for k in range(nf):
-            w[at + loss_dof(k)] = one
-            at += width
+            clear(y)
+            y[loss_dof(k)] = one
+            write_row(w, row, y)
+            row += 1
         for k in range(nl):
+            clear(y)
             signed = w[LDOF + k]
-            w[at + int(abs(signed)) - 1] = one if signed > zero else -one
-            at += width
-        after, at = at, Y
+            y[int(abs(signed)) - 1] = one if signed > zero else -one
+            write_row(w, row, y)
+            row += 1
+        after, row = row, 0
         for k in range(nc):
-            at = after if k == ne else at
+            row = after if k == ne else row
             pair, first = int(w[CPAIR + k]), CJ + k * rows * chain
             dims = places(PLACES * pair + 5)
-            if elliptic:
-                for i in range(dims):
-                    for a in range(places(PLACES * pair + 6)):
-                        w[at + i * width + dofs(chain * pair + a)] = w[first + i * chain + a]
-                at += dims * width
-                continue
-            for a in range(places(PLACES * pair + 6)):
-                to, normal = at + dofs(chain * pair + a), w[first + a]
-                if dims == 1:
-                    w[to] = normal
-                for i in range(1, dims):
-                    slip = friction(w, pair, i) * w[first + i * chain + a]
-                    w[to], w[to + width] = normal + slip, normal - slip
-                    to += 2 * width
-            at += row_count(pair) * width
+            for e in range(row_count(pair)):
+                clear(y)
+                # Row e of a cone, or edge e of a pyramid: the normal and mu times a tangent
+                main, side, mu = e if elliptic else 0, 0, zero
+                if not elliptic and dims > 1:
+                    side = 1 + e // 2
+                    mu = friction(w, pair, side) if e % 2 == 0 else -friction(w, pair, side)
+                for a in range(places(PLACES * pair + 6)):
+                    y[dofs(chain * pair + a)] = w[first + main * chain + a] + mu * w[first + side * chain + a]
+                write_row(w, row, y)
+                row += 1
+
+    @device
+    def regularise(w, row, r):
+        """Write a row's R and add it to the diagonal."""
+        w[R + row] = r
+        w[DIAGONAL + row] += r
 
     @device_call
-    def multiply(w, matrix, count, stride):
-        """Write A = Y Y' (count, stride) from J, with Y = J L^-1 D^-1/2 (count, width)."""
-        for row in range(count):
-            solve_root(w, part(w, Y + row * width))
-        y = local_array(width, real)
-        for row in range(count):
-            for i in range(width):
-                y[i] = w[Y + row * width + i]
-            for other in range(row + 1):
-                total = zero
-                for i in range(0, width, BLOCK):
-                    total += product(y, i, w, Y + other * width + i)
-                matrix[row * stride + other] = total
-                matrix[other * stride + row] = total
-            for other in range(count, stride):
-                matrix[row * stride + other] = zero
-
-    @device_call
-    def prepare(w, matrix, nl, nc, count, stride):
-        """Write A + R (count, stride), b (count) and the forces (stride) at the last acceleration."""
-        jacobians(w, nl, nc, count)
-        multiply(w, matrix, count, stride)
-        for k in range(count, stride):
-            w[FORCE + k] = zero
+    def prepare(w, nl, nc, count):
+        """Write Y (count, width), R, the diagonal of A + R, b and the forces (count) at the last acceleration."""
+        write_rows(w, nl, nc)
         if elliptic:
             for k in range(count):
                 w[CONE + k] = zero
@@ -188,12 +183,12 @@ def pgs(
             w[B + row] = w[AS + dof] - reference
             x = w[WARM + dof] - reference
             w[FORCE + row] = floss if x <= -bound else (-floss if x >= bound else -d * x)
-            matrix[row * stride + row] += one / d
+            regularise(w, row, one / d)
             row += 1
         for k in range(nl):
             w[B + row] = w[LV + k]
             w[FORCE + row] = -w[LD + k] * min(w[LR + k], zero)
-            matrix[row * stride + row] += one / w[LD + k]
+            regularise(w, row, one / w[LD + k])
             row += 1
         after, row = row, 0
         for k in range(nc):
@@ -208,7 +203,7 @@ def pgs(
                     mu = regular if i == 0 else friction(w, pair, i)
                     w[B + row] = w[v + i]
                     w[FORCE + row] = push if i == 0 else factor_of_slip * mu * mu * w[r + i]
-                    matrix[row * stride + row] += regular * regular / (d * mu * mu)
+                    regularise(w, row, regular * regular / (d * mu * mu))
                     row += 1
                 continue
             for e in range(row_count(pair)):
@@ -223,16 +218,13 @@ def pgs(
                 w[B + row] = w[v] + drift
                 x = w[r] + slip
                 w[FORCE + row] = -d * (x if free(pair) else min(x, zero))
-                matrix[row * stride + row] += one / d
+                regularise(w, row, one / d)
                 row += 1
 
     @device
-    def gradient(w, matrix, stride, row):
-        """Slope of the dual cost along one row, a number: that row of b + (A + R) f."""
-        total, at_row = w[B + row], row * stride
-        for other in range(0, stride, BLOCK):
-            total += product(matrix, at_row + other, w, FORCE + other)
-        return total
+    def gradient(w, roots, g, row):
+        """Slope of the dual cost along one row, a number: that row of b + (A + R) f, from g = Y' f (width)."""
+        return w[B + row] + w[R + row] * w[FORCE + row] + inner(roots, row * width, g, width)
 
     @device
     def allowed(row, force):
@@ -246,7 +238,7 @@ def pgs(
             return min(max(force, -floss), floss)
         return max(force, zero)
 
-    cone = dual_cones(lay, contacts, gradient, real)
+    cone = dual_cones(lay, contacts, gradient, width, real)
     update_cone, extrapolate_cone, cone_along = cone.update, cone.extrapolate, cone.along
 
     @device
@@ -294,10 +286,10 @@ def pgs(
                 row += 1
         return n
 
-    @device_call
-    def sweep(w, matrix, first, count, stride, order):
+    @device
+    def sweep(w, roots, g, first, count, order):
         """Minimise the dual cost over the force of one of `count` members, from `first` on, after the other, in place,
-        in the order that begins at entry `order` of the table. Returns the decrease of the cost.
+        in the order that begins at entry `order` of the table, and keep g = Y' f. Returns the decrease of the cost.
         """
         improvement = zero
         for done in range(0, count, PACKED):
@@ -306,47 +298,56 @@ def pgs(
                 row = member(w, first + (packed & 255))
                 packed >>= 8
                 if elliptic and pair_of_cone(w, row) >= 0:
-                    improvement -= update_cone(w, matrix, row, pair_of_cone(w, row), stride)
+                    improvement -= update_cone(w, roots, g, row, pair_of_cone(w, row))
                     continue
-                old, diagonal = w[FORCE + row], matrix[row * stride + row]
-                slope = gradient(w, matrix, stride, row)
+                old, diagonal = w[FORCE + row], w[DIAGONAL + row]
+                slope = gradient(w, roots, g, row)
                 force = allowed(row, old - slope / diagonal)
                 delta = force - old
                 change = half * delta * delta * diagonal + delta * slope
                 if change > worse:
-                    force, change = old, zero
+                    force, delta, change = old, zero, zero
                 w[FORCE + row] = force
+                add_scaled(roots, row * width, delta, g, width)
                 improvement -= change
         return improvement
 
     @device_call
-    def begin(w, matrix, count, stride):
+    def begin(w, count):
         """Keep the constraint forces of the warm start, or set all to zero if their dual cost is higher than zero's."""
-        cost = zero
+        cost, g, roots = zero, local_array(width, real), roots_of(w)
         if not cold:
+            clear(g)
             for row in range(count):
-                cost += w[FORCE + row] * (half * (gradient(w, matrix, stride, row) - w[B + row]) + w[B + row])
+                add_scaled(roots, row * width, w[FORCE + row], g, width)
+            for row in range(count):
+                cost += w[FORCE + row] * (half * (gradient(w, roots, g, row) - w[B + row]) + w[B + row])
         if cold or cost > zero:
             for row in range(count):
                 w[FORCE + row] = zero
 
+    @device
+    def extrapolate(w, roots, g, first, count, beta):
+        """Add beta times their last change to the forces of `count` members, within their bounds, and write g."""
+        clear(g)
+        for k in range(first, first + count):
+            row = member(w, k)
+            if elliptic and pair_of_cone(w, row) >= 0:
+                extrapolate_cone(w, roots, g, row, pair_of_cone(w, row), beta)
+                continue
+            before = w[FORCE + row]
+            force = allowed(row, before + beta * (before - w[BEFORE + row])) if beta > zero else before
+            w[FORCE + row], w[BEFORE + row], w[MOMENTUM + row] = force, before, force
+            add_scaled(roots, row * width, force, g, width)
+
     @device_call
-    def iterate(w, matrix, first, count, stride, scale):
+    def iterate(w, first, count, scale):
         """Sweep over `count` members, from `first` on, until a sweep improves little."""
-        order, age = starts(count), 0
+        order, age, g, roots = starts(count), 0, local_array(width, real), roots_of(w)
         for iteration in range(iterations):
             beta = real(age - 1) / real(age + 2) if iteration > 0 else zero
-            for k in range(first, first + count):
-                row = member(w, k)
-                if elliptic and pair_of_cone(w, row) >= 0:
-                    extrapolate_cone(w, row, pair_of_cone(w, row), beta)
-                    continue
-                force = w[FORCE + row]
-                if beta > zero:
-                    w[FORCE + row] = allowed(row, force + beta * (force - w[BEFORE + row]))
-                w[BEFORE + row] = force
-                w[MOMENTUM + row] = w[FORCE + row]
-            improvement = sweep(w, matrix, first, count, stride, order)
+            extrapolate(w, roots, g, first, count, beta)
+            improvement = sweep(w, roots, g, first, count, order)
             order += (count + PACKED - 1) // PACKED
             along = zero
             for k in range(first, first + count):
@@ -410,15 +411,13 @@ def pgs(
             room_for += 1
         w[LOST] += real(nc - room_for)
         if count > 0:
-            stride = (count + BLOCK - 1) // BLOCK * BLOCK
-            matrix = matrix_of(w)
-            prepare(w, matrix, nl, room_for, count, stride)
-            begin(w, matrix, count, stride)
+            prepare(w, nl, room_for, count)
+            begin(w, count)
             found, first = find_islands(w, nl, room_for), 0
             for island in range(most):
                 if found >> island & 1:
                     after = count if most == 1 and not elliptic else list_members(w, nl, room_for, island, first)
-                    iterate(w, matrix, first, after - first, stride, scale_of(w, island))
+                    iterate(w, first, after - first, scale_of(w, island))
                     first = after
             finish(w, nl, room_for)
         else:

@@ -137,7 +137,7 @@ class BoundsChecked:
         return group
 
     def calls_on_gpu(self) -> list[Call]:
-        """Kernel calls as they are on a GPU: a robot's solver has its matrix in memory, on a CPU on the stack."""
+        """Kernel calls as they are on a GPU: a robot's solver has its rows in memory, on a CPU on the stack."""
         if not self.env.memory:
             return [*self.calls.values()]
         lanes = self.lanes._replace(memory=torch.zeros(self.count, self.env.memory))

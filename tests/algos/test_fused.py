@@ -144,6 +144,7 @@ def test_the_bits_depend_on_the_chunks_alone():
     assert found[0] == found[1] == found[2] != found[3] and whole == layers == [True] * 5
 
 
+@pytest.mark.slow
 def test_rows_of_partial_sums_are_added_in_a_binary_tree():
     """Rows are added within each shard first: a shard's sum has the same bits on a device with that shard alone."""
     cases = [{"chunks": chunks, "shards": shards} for chunks, shards in ((32, 8), (16, 4), (8, 8), (4, 1), (1, 1))]

@@ -573,7 +573,7 @@ def test_quantities_that_are_read_are_mujocos_after_a_step(name):
 
 
 @pytest.mark.slow
-def test_a_matrix_in_memory_of_the_caller_changes_no_bit():
+def test_rows_in_memory_of_the_caller_change_no_bit():
     from numba import njit
 
     from operant.physics.local import lane_memory
