@@ -402,9 +402,7 @@ def test_no_module_lists_the_environments_or_the_algorithms():
             if name.startswith(f"operant.{room}."):
                 continue
             named = {
-                node.value
-                for node in nodes(name)
-                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+                node.value for node in nodes(name) if isinstance(node, ast.Constant) and isinstance(node.value, str)
             } & subjects
             assert len(named) <= 1, f"{name} lists {named}"
 
