@@ -228,21 +228,22 @@ class RolloutAlgorithm:
         epochs: int,
         seed: int,
         steps: int,
+        noise_hold: int = 1,
         eager: bool = False,
         exchange: Exchange = SOLO,
     ) -> None:
         """Create the rollout of T steps, the experience stored with it, and the cycle of an iteration, for `policy`.
 
         `layout` partitions the rollout of all ranks into minibatches; `decay` is gamma lambda; `epochs` is rounded up;
-        `steps` is `run.steps`; `eager`: without CUDA graphs. With an exchange of several ranks `world` holds this
-        rank's lanes.
+        `steps` is `run.steps`; a lane's noise stays the same for `noise_hold` steps; `eager`: without CUDA graphs. With
+        an exchange of several ranks `world` holds this rank's lanes.
         """
         T, N = config.horizon, world.count
         self.world, self.config, self.device, self.exchange = world, config, world.device, exchange
         self.policy = self.actor = policy
         self.steps_per_iteration = T * N * exchange.ranks
         torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
-        self.collector = Collector(world, T, policy.distribution.noise_rows, eager=eager)
+        self.collector = Collector(world, T, policy.distribution.noise_rows, hold=noise_hold, eager=eager)
         self.rollout = self.collector.rollout
         self.experience = self.make_experience(self.collector)
         self.cycle = OnPolicyCycle(

@@ -26,11 +26,13 @@ class Collector:
     each step in place. A collection begins with the observation with which the last one ended.
     """
 
-    def __init__(self, world: World, steps: int, noise_rows: int, *, eager: bool = False) -> None:
-        """Allocate the buffers of the rollout and `noise_rows` rows of noise per step. `eager`: without CUDA graphs."""
+    def __init__(self, world: World, steps: int, noise_rows: int, *, hold: int = 1, eager: bool = False) -> None:
+        """Allocate the buffers of the rollout and `noise_rows` rows of noise per step, which stays the same for `hold`
+        steps. `eager`: without CUDA graphs.
+        """
         self.world, self.steps = world, steps
         self.noise = torch.zeros(steps, noise_rows, world.count, device=world.device)  # (T, U, N), uniform in [0, 1)
-        self._eager = eager
+        self._hold, self._eager = hold, eager
         self._bind(world.slot(steps))
 
     def _bind(self, rollout: Slot) -> None:
@@ -53,7 +55,7 @@ class Collector:
         `sliced`: `act` takes slices of the lanes, and `after` is not called. A GPU then acts on some lanes while the
         host steps others.
         """
-        self.world.noise(self.noise)
+        self.world.noise(self.noise, hold=self._hold)
         if self._buffered is not None and sliced:
             self._buffered.collect(act)
             self.world.advance(self.steps)

@@ -140,9 +140,9 @@ class World(Protocol):
         give the same steps.
         """
 
-    def noise(self, out: torch.Tensor, purpose: int = rng.ACTION) -> None:
+    def noise(self, out: torch.Tensor, purpose: int = rng.ACTION, hold: int = 1) -> None:
         """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps, keyed by
-        (seed, lane, tick, purpose).
+        (seed, lane, tick, purpose). A lane's numbers stay the same for `hold` steps.
         """
 
     def episode_sums(self, slot: Slot) -> torch.Tensor:

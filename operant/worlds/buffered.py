@@ -244,11 +244,11 @@ class BufferedWorld:
         """
         self._tick.fill_(tick)
 
-    def noise(self, out: Tensor, purpose: int = rng.ACTION) -> None:
+    def noise(self, out: Tensor, purpose: int = rng.ACTION, hold: int = 1) -> None:
         """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps, keyed by
-        (seed, lane, tick, purpose).
+        (seed, lane, tick, purpose). A lane's numbers stay the same for `hold` steps.
         """
-        self._noise.fill(out, purpose)
+        self._noise.fill(out, purpose, hold)
 
     def episode_sums(self, slot: Slot) -> Tensor:
         """Sums over the episodes that ended between the last call and the last `advance`, (3 + K) float64: number,

@@ -40,6 +40,7 @@ EVERYTHING = {
     "value_clip": 0.2,
     "target_kl": 0.002,
     "learning_rate": 0.01,
+    "noise_hold": 3,
 }
 
 

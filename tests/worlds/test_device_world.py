@@ -506,6 +506,21 @@ def test_seed_stream_and_tick_each_change_the_numbers():
 # --- time limit, reset and sums, by hand ---
 
 
+def test_held_noise_lasts_its_steps_and_changes_at_another_step_in_the_next_lane():
+    world, noise, parts = DeviceWorld(envs.find("cartpole"), 6, seed=1), torch.zeros(10, 3, 6), []
+    for _ in range(3):
+        world.noise(noise, hold=4)
+        parts.append(noise.clone())
+        world.advance(10)
+    held, fresh = torch.cat(parts), torch.zeros(9, 3, 6)
+    world.seek(0)
+    world.noise(fresh)
+    for lane in range(6):
+        expected = [fresh[(t + lane % 4) // 4, :, lane] for t in range(30)]
+        assert torch.equal(held[:, :, lane], torch.stack(expected))
+    assert len(fresh.unique()) == fresh.numel()
+
+
 def test_ends_resets_and_sums_worked_by_hand():
     # Lane 0 rests: truncated at 5. Lane 1 moves by 3: terminated at 9 >= 7 in its third step. Lane 2 moves 1, 1, 1, 1,
     # 4: both at once, in its fifth.

@@ -51,6 +51,13 @@ class PPOConfig(Section):
         description="samples learned from per sample collected, in whole minibatches, such as 1.42: a fractional "
         "number of epochs; not set: epochs",
     )
+    noise_hold: Count = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="steps for which the noise of a lane's sampled actions stays the same; 1: new noise in each step. "
+        "Longer noise finds rewards that take a sustained action, such as those of swing-ups",
+    )
     overlap: bool = Field(
         False,
         description="collect the next rollout while learning from the last one; the acting policy then lags by one "

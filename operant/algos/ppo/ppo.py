@@ -387,6 +387,7 @@ class PPO(RolloutAlgorithm):
             epochs=-(-config.updates // config.minibatches),  # the last may end early
             seed=seed,
             steps=steps,
+            noise_hold=config.noise_hold,
             eager=eager,
             exchange=exchange,
         )
