@@ -94,7 +94,6 @@ SHORT = {
     "ppo/dmc_cheetah_run": f"{_FEWER_LANES} run.steps=1M",
     "ppo/dmc_fish_upright": "run.steps=500k",
     "ppo/dmc_hopper_stand": f"{_FEWER_LANES} run.steps=1M",
-    "ppo/dmc_pendulum_swingup": "run.steps=1M",
     "ppo/dmc_reacher_easy": "run.steps=1M",
     "ppo/dmc_swimmer_swimmer6": f"{_FEWER_LANES} run.steps=500k",
     "ppo/dmc_walker_walk": f"{_FEWER_LANES} run.steps=500k",
