@@ -122,7 +122,7 @@ class Pair(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the run and of the result's files."""
+        """Name of the run's folder and of the result's files."""
         return f"{self.recipe.replace('/', '-')}-{self.kind}-{self.seed}"
 
 
@@ -247,14 +247,15 @@ class Bench:
     def _trained(self, pair: Pair, slot: Slot) -> dict[str, Any]:
         """Train a pair and evaluate it: mean return, steps and seconds. Writes the policy into the results."""
         settings = ["--config", pair.recipe, "--seed", str(pair.seed), "--device", self.device, *pair.overrides]
-        shutil.rmtree(self.runs_at / pair.name, ignore_errors=True)
-        wall_s, cpu_s, _ = self._finish(["train", *settings, "--name", pair.name, "--inline"], slot)
+        # A folder of its own: another run anywhere may have any name.
+        folder = self.runs_at / pair.name
+        shutil.rmtree(folder, ignore_errors=True)
+        wall_s, cpu_s, _ = self._finish(["train", *settings, "--runs", str(folder), "--inline"], slot)
+        (run,) = runs.list_runs(folder, everywhere=False)
         settings = ["--episodes", str(self.episodes), "--seed", str(_EVALUATION_SEED), "--device", self.device]
         load_now = os.getloadavg()[0]
-        _, _, answer = self._finish(["eval", pair.name, "--greedy", "--json", *settings], slot)
+        _, _, answer = self._finish(["eval", str(run.path), "--greedy", "--json", *settings], slot)
         evaluated = json.loads(answer)
-        run = runs.load(self.runs_at / pair.name)
-        assert run is not None
         checkpoint = Path(evaluated["checkpoint"])
         reduced(checkpoint, run.uuid.hex(), self.results / pair.name)
         return {
@@ -277,7 +278,7 @@ class Bench:
         """Run an `operant` command to its end: wall seconds, CPU seconds and output. Raises OutOfTimeError at the
         limit, RuntimeError with the last lines of its messages after a failure.
         """
-        command = [sys.executable, "-m", "operant.cli", *words, "--runs", str(self.runs_at)]
+        command = [sys.executable, "-m", "operant.cli", *words]
         expired = threading.Event()
         if time.monotonic() > self.end_s:
             raise OutOfTimeError

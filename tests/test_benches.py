@@ -198,8 +198,8 @@ def test_all_skips_a_recipe_whose_environment_cannot_be_built_with_the_reason(
 @pytest.mark.slow
 def test_a_seed_leaves_its_result_and_a_policy_of_its_own_process(tmp_path):
     command = [sys.executable, BENCHES / "zoo.py", "ppo/cartpole:run.steps=32k,eval.every=1", "--episodes", "8"]
-    one, two = tmp_path / "one", tmp_path / "two"
-    asked = [*command, "--seed", "2", "--results", one, "--commit", "abc"]
+    one, two, again = tmp_path / "one", tmp_path / "two", tmp_path / "again"
+    asked = [*command, "--seed", "2", "--results", one, "--commit", "abc", "--runs", tmp_path / "runs"]
     done = subprocess.run(asked, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     result = json.loads((one / "ppo-cartpole-cpu-2.json").read_text())
@@ -207,6 +207,11 @@ def test_a_seed_leaves_its_result_and_a_policy_of_its_own_process(tmp_path):
     assert 8 <= result["mean"] <= 500 and result["cpu_s"] > 0 and "core" in result["device"]
     (policy,) = (one / "ppo-cartpole-cpu-2").glob("checkpoints/step-*/tensors.safetensors")
     assert 0 < policy.stat().st_size < 1e6
+    # Runs of an earlier call that still exist, with the same seed, are others.
+    repeated = subprocess.run([*command, "--seed", "2", "--results", again], capture_output=True, text=True)
+    assert repeated.returncode == 0, repeated.stderr
+    other = json.loads((again / "ppo-cartpole-cpu-2.json").read_text())
+    assert other["mean"] == result["mean"] and other["uuid"] != result["uuid"]
     ended = subprocess.run([*command, "--results", two, "--limit", "2"], capture_output=True, text=True)
     assert ended.returncode == 1
     assert "unfinished_s" in json.loads((two / "ppo-cartpole-cpu-1.json").read_text())
