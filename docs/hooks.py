@@ -213,7 +213,7 @@ def zoo_table(measured: dict[str, dict[str, dict[str, Any]]]) -> str:
     row has no column.
     """
     kinds = [kind for kind in DEVICES if any(kind in entry for entry in measured.values())]
-    head = ("recipe", "return", "at the target", "steps", *(SECONDS[kind] for kind in kinds), "command")
+    head = ("recipe", "return", "at the target", "steps", *(SECONDS[kind] for kind in kinds), "settings")
     absent: dict[str, list[str]] = {}
     for recipe in recipes.shipped():
         if recipe not in measured:
@@ -236,7 +236,7 @@ def zoo_row(recipe: str, entry: dict[str, dict[str, Any]], kinds: list[str]) -> 
     each.
     """
     cells = []
-    for value in (returned, reached, stepped, lambda row: f"`{row['command']}`", versioned):
+    for value in (returned, reached, stepped, settings, versioned):
         found = {DEVICES[kind]: value(row) for kind, row in entry.items()}
         same = len(set(found.values())) == 1 and value is not returned
         lines = [text if same or len(found) == 1 else f"{kind}: {text}" for kind, text in found.items() if text != ""]
@@ -262,6 +262,12 @@ def stepped(row: dict[str, Any]) -> str:
     return count(row["steps"]) if "steps" in row else ""
 
 
+def settings(row: dict[str, Any]) -> str:
+    """Overrides of the recipe in the command, between its name and the seeds."""
+    words = row["command"].split(" --config ")[1].split(" --seeds ")[0].split()[1:]
+    return "<br>".join(f"`{word}`" for word in words)
+
+
 def versioned(row: dict[str, Any]) -> str:
     """Version and commit of the code."""
     return " ".join(filter(None, (row["version"], row.get("commit"))))
@@ -282,7 +288,7 @@ def seconds(row: dict[str, Any] | None) -> str:
         elif row["load"] > row["machine_cores"]:
             parts.append(f"load {row['load']:.0f} on {row['machine_cores']} cores")
         if "beside" in row:
-            parts.append(f"beside {row['beside']} other{'s' * (row['beside'] > 1)} on the GPU")
+            parts.append(f"beside {row['beside']} other{'s' * (row['beside'] > 1)}")
     if "unfinished" in row:
         parts.append(f"{row['unfinished']} not finished in {row['unfinished_s']}")
     return ", ".join(parts) or "-"

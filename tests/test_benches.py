@@ -159,8 +159,10 @@ def test_a_row_has_only_figures_of_all_finished_seeds_and_the_table_a_dash_for_t
     assert shown_row("ppo/pong", entry)[4] == "4 / 8, load -"
     measured = {**entry["cpu"], "load": 9.0, "machine_cores": 2}
     assert shown_row("ppo/pong", {"cpu": measured})[4] == "4 / 8, load 9 on 2 cores"
+    overridden = {**measured, "command": "operant train --config ppo/pong a=1 b.c=[2,3] --seeds 3"}
+    assert shown_row("ppo/pong", {"cpu": overridden})[5] == "`a=1`<br>`b.c=[2,3]`"
     shared = {**measured, "load": 2.0, "beside": 3}
-    assert shown_row("ppo/pong", {"cpu": shared})[4] == "4 / 8, beside 3 others on the GPU"
+    assert shown_row("ppo/pong", {"cpu": shared})[4] == "4 / 8, beside 3 others"
     del measured["training_s"], measured["wall_s"]
     assert shown_row("ppo/pong", {"cpu": measured})[4] == "-"
 
