@@ -54,7 +54,7 @@ class Lanes(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """GPU memory for the rows of the solver PGS, one row a lane, as a kernel's second argument."""
+    """Kernel argument that holds each lane's GPU memory for the constraint rows of the solver PGS."""
 
     memory: Any  # (N, S) float32
 

@@ -38,8 +38,10 @@ _BETWEEN = ("seconds/evaluate", "seconds/checkpoint")
 
 
 def trained_s(folder: Path) -> float:
-    """Seconds of the algorithm's phases without the first iteration, which compiles kernels. Its seconds are in the
-    first record that has any: on a GPU the second one, since the device's clock is read one iteration late.
+    """Seconds that a run spent collecting and updating, without its first iteration, which compiles kernels.
+
+    The first iteration's seconds are in the first record that has any: on a GPU in the second record, since the
+    device's clock is read one iteration late.
     """
     columns = [chunk.columns for chunk in read(folder / "history")]
     names = [name for name in columns[0] if name.startswith("seconds/") and name not in _BETWEEN] if columns else []

@@ -27,8 +27,9 @@ class Collector:
     """
 
     def __init__(self, world: World, steps: int, noise_rows: int, *, hold: int = 1, eager: bool = False) -> None:
-        """Allocate the buffers of the rollout and `noise_rows` rows of noise per step, which stays the same for `hold`
-        steps. `eager`: without CUDA graphs.
+        """Allocate the buffers of the rollout and of its action noise, `noise_rows` numbers per lane and step.
+
+        `hold`: steps for which a lane's noise stays the same; `eager`: without CUDA graphs.
         """
         self.world, self.steps = world, steps
         self.noise = torch.zeros(steps, noise_rows, world.count, device=world.device)  # (T, U, N), uniform in [0, 1)

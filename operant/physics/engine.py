@@ -93,7 +93,7 @@ class Engine:
 
     @property
     def memory_size(self) -> int:
-        """Count of the numbers of a lane's memory apart from the scratch: the solver's rows."""
+        """Count of the numbers that a lane keeps in GPU memory for the solver PGS (its constraint rows); 0 without."""
         return self.layout.apart
 
     @property

@@ -131,8 +131,9 @@ def _vector(builder: Any, array: Any, at: Any) -> Any:
 
 
 def _inner(typing: Any, x: Any, at: Any, y: Any, count: Any) -> Any:
-    """`inner(x, at, y, count)`: x[at] y[0] + ... + x[at + count - 1] y[count - 1], with a constant multiple of BLOCK as
-    `count`. Both arrays begin there at multiples of 16 bytes.
+    """`inner(x, at, y, count)`: inner product of `count` numbers of two arrays, x from index `at` on and y from 0 on.
+
+    `count` is a constant multiple of BLOCK; both starts lie at multiples of 16 bytes, for loads by vectors.
     """
     if not isinstance(count, types.IntegerLiteral):
         return None
@@ -163,8 +164,8 @@ inner: Any = intrinsic(_inner)
 
 
 def _add_scaled(typing: Any, x: Any, at: Any, factor: Any, y: Any, count: Any) -> Any:
-    """`add_scaled(x, at, factor, y, count)`: add factor times x[at], ..., x[at + count - 1] to y[0], ...,
-    y[count - 1], under the conditions of `inner`.
+    """`add_scaled(x, at, factor, y, count)`: add `factor` times `count` numbers of x, from index `at` on, to those of
+    y, from 0 on, in place. Conditions as for `inner`.
     """
     if not isinstance(count, types.IntegerLiteral):
         return None

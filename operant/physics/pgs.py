@@ -133,7 +133,7 @@ def pgs(
 
     @device_call
     def write_rows(w, nl, nc):
-        """Write Y and the diagonal of A."""
+        """Write the rows of Y = J L^-1 D^-1/2 for all active constraints, and the diagonal of A = Y Y'."""
         y, row = local_array(width, real), ne
         for k in range(nf):
             clear(y)
