@@ -335,7 +335,8 @@ class Session:
 
 def play_all(runs_at: Path, episodes: int, lanes: int, processes: int, parts: int) -> None:
     """Play trained policies in Gymnasium's own environments and print the returns of each: those of all runs in a
-    folder, also of runs in .tar files there. `processes` play at the same time; a run's episodes are in `parts` with a seed each.
+    folder, also of runs in .tar files there. `processes` play at the same time; a run's episodes are in `parts` with a
+    seed each.
     """
     with tempfile.TemporaryDirectory() as folder:
         for path in sorted(runs_at.rglob("*.tar")):
