@@ -1,6 +1,6 @@
 """Intrinsics that are the same on the CPU and on CUDA: `local_array`, a small array on a lane's stack; `part`, the
 rest of one from an index on; `lane_memory`, one in memory of all lanes; `keep` and `kept`, a pointer to one in another;
-`inner` and `add_scaled`, sums by vectors; and `coincidence`, a length that depends on the precision.
+`inner`, `add_scaled` and `copy`, sums and copies by vectors; and `coincidence`, a length that depends on the precision.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ kept: Any = intrinsic(_kept)
 
 
 BLOCK = 8
-"""Numbers that `inner` and `add_scaled` load together."""
+"""Numbers that `inner`, `add_scaled` and `copy` load together."""
 
 
 def _vector(builder: Any, array: Any, at: Any) -> Any:
@@ -187,6 +187,26 @@ def _add_scaled(typing: Any, x: Any, at: Any, factor: Any, y: Any, count: Any) -
 
 
 add_scaled: Any = intrinsic(_add_scaled)
+
+
+def _copy(typing: Any, x: Any, at: Any, y: Any, count: Any) -> Any:
+    """`copy(x, at, y, count)`: copy `count` numbers of x, from index `at` on, to y, from 0 on. Conditions as for
+    `inner`.
+    """
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+
+    def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        first = context.cast(builder, values[1], signature.args[1], types.int64)
+        for k in range(0, count.literal_value, BLOCK):
+            here = builder.load(_vector(builder, values[0], builder.add(first, ir.Constant(first.type, k))), align=16)
+            builder.store(here, _vector(builder, values[2], ir.Constant(first.type, k)), align=16)
+        return context.get_dummy_value()
+
+    return types.none(x, at, y, types.literal(count.literal_value)), code
+
+
+copy: Any = intrinsic(_copy)
 
 
 def _coincidence(typing: Any, x: Any) -> Any:

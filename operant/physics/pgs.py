@@ -13,8 +13,8 @@ y_i' g, and a change of f_i adds its product with y_i to g. An update takes 2 nv
 one for each row there is, after nv / 2 times their square to form it. Each sweep sums g anew.
 
 Y has the rows that are active; contacts beyond its room are counted as lost. A GPU waits for memory, not for
-arithmetic: so a row is padded with zeros to blocks of BLOCK numbers, which are loaded together, g stays in registers,
-and the shuffled orders are a table.
+arithmetic. A row is therefore padded with zeros to blocks of BLOCK numbers, which are loaded together, one update
+before they are used; g stays in registers, and the shuffled orders are a table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from operant.physics.cones import cones
 from operant.physics.dual_cones import dual_cones
 from operant.physics.islands import Islands
 from operant.physics.layout import Layout
-from operant.physics.local import BLOCK, add_scaled, inner, kept, local_array, part
+from operant.physics.local import BLOCK, add_scaled, copy, inner, kept, local_array, part
 from operant.physics.model import Model
 from operant.physics.newton import DryFriction
 from operant.physics.rows import PLACES, Contacts
@@ -287,28 +287,40 @@ def pgs(
         return n
 
     @device
+    def load_row(w, roots, row, y):
+        """Load a row of Y into y (width). Returns the row's force, b, R and diagonal of A + R."""
+        copy(roots, row * width, y, width)
+        return w[FORCE + row], w[B + row], w[R + row], w[DIAGONAL + row]
+
+    @device
     def sweep(w, roots, g, first, count, order):
         """Minimise the dual cost over the force of one of `count` members, from `first` on, after the other, in place,
         in the order that begins at entry `order` of the table, and keep g = Y' f. Returns the decrease of the cost.
         """
-        improvement = zero
+        improvement, coming = zero, orders(order)
+        y, ahead = local_array(width, real), local_array(width, real)
+        next_row = member(w, first + (coming & 255))
+        found = load_row(w, roots, next_row, ahead)
         for done in range(0, count, PACKED):
-            packed = orders(order + done // PACKED)
-            for _ in range(min(count - done, PACKED)):
-                row = member(w, first + (packed & 255))
+            packed, coming = coming, orders(order + done // PACKED + 1) if done + PACKED < count else 0
+            for k in range(min(count - done, PACKED)):
                 packed >>= 8
+                row, next_row = next_row, member(w, first + ((packed if k < PACKED - 1 else coming) & 255))
+                old, b, r, diagonal = found
+                copy(ahead, 0, y, width)
+                # Loaded now, used in the next turn
+                found = load_row(w, roots, next_row, ahead)
                 if elliptic and pair_of_cone(w, row) >= 0:
                     improvement -= update_cone(w, roots, g, row, pair_of_cone(w, row))
                     continue
-                old, diagonal = w[FORCE + row], w[DIAGONAL + row]
-                slope = gradient(w, roots, g, row)
+                slope = b + r * old + inner(y, 0, g, width)
                 force = allowed(row, old - slope / diagonal)
                 delta = force - old
                 change = half * delta * delta * diagonal + delta * slope
                 if change > worse:
                     force, delta, change = old, zero, zero
                 w[FORCE + row] = force
-                add_scaled(roots, row * width, delta, g, width)
+                add_scaled(y, 0, delta, g, width)
                 improvement -= change
         return improvement
 
