@@ -93,7 +93,7 @@ SHORT = {
     "ppo/dmc_acrobot_swingup": f"{_FEWER_LANES} run.steps=2M",
     "ppo/dmc_cheetah_run": f"{_FEWER_LANES} run.steps=1M",
     "ppo/dmc_fish_upright": "run.steps=500k",
-    "ppo/dmc_hopper_stand": f"{_FEWER_LANES} run.steps=1M",
+    "ppo/dmc_hopper_stand": f"{_FEWER_LANES} run.steps=2M",
     "ppo/dmc_reacher_easy": "run.steps=1M",
     "ppo/dmc_swimmer_swimmer6": f"{_FEWER_LANES} run.steps=500k",
     "ppo/dmc_walker_walk": f"{_FEWER_LANES} run.steps=500k",
@@ -101,7 +101,7 @@ SHORT = {
     "ppo/hopper": "run.steps=2M env.lanes=64 algo.horizon=128 algo.epochs=8 algo.minibatches=8 algo.optimizer=adam"
     " algo.learning_rate=3e-4 algo.gamma=0.99 net.hidden=[128,128] net.initial_log_std=0",
     "ppo/minatar_asterix": "run.steps=3M",
-    "ppo/minatar_breakout": "run.steps=10M",
+    "ppo/minatar_breakout": "run.steps=3M",
     "ppo/minatar_freeway": "run.steps=3M",
     "ppo/minatar_seaquest": "run.steps=3M",
     "ppo/minatar_space_invaders": "run.steps=3M",
