@@ -263,7 +263,7 @@ def stepped(row: dict[str, Any]) -> str:
 
 
 def settings(row: dict[str, Any]) -> str:
-    """Overrides of the recipe in the command, between its name and the seeds."""
+    """Keys of the recipe that a row's command overrides, with their values, a line each."""
     words = row["command"].split(" --config ")[1].split(" --seeds ")[0].split()[1:]
     return "<br>".join(f"`{word}`" for word in words)
 

@@ -164,8 +164,8 @@ inner: Any = intrinsic(_inner)
 
 
 def _add_scaled(typing: Any, x: Any, at: Any, factor: Any, y: Any, count: Any) -> Any:
-    """`add_scaled(x, at, factor, y, count)`: add `factor` times `count` numbers of x, from index `at` on, to those of
-    y, from 0 on, in place. Conditions as for `inner`.
+    """`add_scaled(x, at, factor, y, count)`: y += factor x in place, for `count` numbers of two arrays, x from index
+    `at` on and y from 0 on. Conditions as for `inner`.
     """
     if not isinstance(count, types.IntegerLiteral):
         return None

@@ -288,7 +288,9 @@ def pgs(
 
     @device
     def load_row(w, roots, row, y):
-        """Load a row of Y into y (width). Returns the row's force, b, R and diagonal of A + R."""
+        """Load a constraint row for its update: its row of Y = J L^-1 D^-1/2 into y (width). Returns its force, b, R
+        and its number on the diagonal of A + R.
+        """
         copy(roots, row * width, y, width)
         return w[FORCE + row], w[B + row], w[R + row], w[DIAGONAL + row]
 
