@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -135,6 +136,18 @@ PUSH = Env(
     step=_push_step,
     observe=_push_observe,
 )
+
+
+@functools.cache
+def broad(observation: int) -> Env:
+    """PUSH with this many observed values and 17 pushes, of which the first two act."""
+
+    @device
+    def observe(s, obs, p):
+        for k in range(observation):
+            obs[k] = s[k % 2] / (1 + k // 2)
+
+    return replace(PUSH, observation=Box(observation), action=Box(17, low=-1.0, high=1.0), observe=observe)
 
 
 # PICK: one of three and one of two; naming the number shown, and its parity, pays. Bytes for observations.

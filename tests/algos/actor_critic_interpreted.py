@@ -9,7 +9,7 @@ import contextlib
 import torch
 from test_sac import iterate, sac_on
 from test_td3 import td3_on
-from toys import PUSH
+from toys import PUSH, broad
 
 from operant import envs
 from operant.errors import EnvironmentFailedError
@@ -17,9 +17,10 @@ from operant.nn import mlp
 
 
 def make(name, env, kernels, net, algo, seed=1):
-    """SAC or TD3 on a toy environment or one of Operant's."""
+    """SAC or TD3 on a toy environment, "push" or "broad N", or one of Operant's."""
     made = {"sac": sac_on, "td3": td3_on}[name]
-    return made(PUSH if env == "push" else envs.find(env), seed=seed, net=mlp.Config(**net), kernels=kernels, **algo)
+    toy = PUSH if env == "push" else broad(int(env.split()[1])) if env.startswith("broad") else envs.find(env)
+    return made(toy, seed=seed, net=mlp.Config(**net), kernels=kernels, **algo)
 
 
 def iteration_case(name, env, net, algo, iterations=3):

@@ -119,6 +119,33 @@ CASES = [
         {"hidden": [32, 16], "activation": "silu", "layer_norm": True},
         {**TWO, "batch_size": 32, "critic": "c51", "atoms": 21, "gamma": 0.9},
     ),
+    # Long observations and actions of 17 values: first layers by the library's products, with and without layer
+    # normalization, for both algorithms and kinds of critics; and by own kernels, with a tile of actions that has fewer
+    # columns than the critics' input.
+    (
+        "sac",
+        "broad 140",
+        {"hidden": [16, 24], "activation": "relu"},
+        {**FEW, "batch_size": 32, "normalize_observations": True},
+    ),
+    (
+        "sac",
+        "broad 140",
+        {"hidden": [32, 16], "critic_hidden": [32, 48, 16], "activation": "silu", "layer_norm": True},
+        {**TWO, "batch_size": 64, "n_step": 2},
+    ),
+    (
+        "td3",
+        "broad 140",
+        {"hidden": [32, 16], "activation": "silu", "layer_norm": True},
+        {**TWO, "batch_size": 32, "critic": "c51", "atoms": 21, "gamma": 0.9},
+    ),
+    (
+        "sac",
+        "broad 70",
+        {"hidden": [16, 300, 24], "activation": "relu"},
+        {**FEW, "batch_size": 32, "critics": 1},
+    ),
 ]
 
 
@@ -129,7 +156,7 @@ def words(case):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "cases",
-    [(1, 3, 5, 9, 11, 14), pytest.param((0, 2, 4, 6, 7, 8, 10, 12, 13), marks=pytest.mark.soak)],
+    [(1, 3, 5, 9, 11, 14, 15, 18), pytest.param((0, 2, 4, 6, 7, 8, 10, 12, 13, 16, 17), marks=pytest.mark.soak)],
     ids=["few", "others"],
 )
 def test_whole_iterations_equal_the_torch_paths(cases):

@@ -33,34 +33,48 @@ def build(task: ActorCriticTask) -> ActorCriticEngine | None:
     kernels, precision, on_gpu = task.config.kernels, task.config.precision, task.actor.device.type == "cuda"
     if kernels == "torch" or (kernels == "auto" and not on_gpu):
         return None
-    reason, precision = narrow_spec.unsupported_reason(task), precision if on_gpu else "fp32"
-    wide = reason is not None and wide_spec.applies(task)
-    reason = (wide_spec.unsupported_reason(task) if wide else reason) or machine_reason(
-        task.actor.device, task.config.precision
-    )
+    obstacle = machine_reason(task.actor.device, precision)
+    precision = precision if on_gpu else "fp32"
     if kernels == "auto" and precision == "fp32":
-        reason = reason or "in fp32 torch's products are faster"
-    if kernels == "auto" and wide and precision != "bf16":
-        reason = reason or "wide networks use them in bf16 only"
+        obstacle = obstacle or "in fp32 torch's products are faster"
+    reason = narrow_spec.unsupported_reason(task)
     if reason is None:
-        engine = _engine(task, precision, wide=wide)
-        if not on_gpu or (reason := engine.unsupported_reason(engine.shape.precision)) is None:
-            products = ", with the library's products" if wide else ""
-            log.info("kernels: fused, %s%s", engine.shape.precision, products)
+        engine, reason = _engine(task, precision, obstacle, wide=False)
+        if engine is not None:
             return engine
+    if wide_spec.applies(task) and reason != obstacle:
+        if kernels == "auto" and precision != "bf16":
+            obstacle = obstacle or "those for wide networks and long observations are used in bf16 only"
+        reason = wide_spec.unsupported_reason(task)
+        if reason is None:
+            engine, reason = _engine(task, precision, obstacle, wide=True)
+            if engine is not None:
+                return engine
     if kernels == "fused":
         raise ConfigError("the trainer", [f'algo.kernels = "fused" is not possible: {reason} (use "auto" or "torch")'])
     log.info("kernels: torch instead of fused: %s", reason)
     return None
 
 
-def _engine(task: ActorCriticTask, precision: str, *, wide: bool) -> ActorCriticEngine:
-    """Create the engine for narrow (up to 256 units) or, with `wide`, for wide networks."""
+def _engine(
+    task: ActorCriticTask, precision: str, obstacle: str | None, *, wide: bool
+) -> tuple[ActorCriticEngine | None, str | None]:
+    """Return the engine for narrow (up to 256 units) or, with `wide`, for wide networks; or None and the reason why it
+    cannot be used, which is `obstacle` if there is one.
+    """
+    if obstacle is not None:
+        return None, obstacle
     from operant.kernels.actor_critic.narrow.engine import NarrowEngine
     from operant.kernels.actor_critic.wide.c51 import C51Engine
     from operant.kernels.actor_critic.wide.engine import WideEngine
 
-    if not wide:
-        return NarrowEngine(narrow_spec.describe(task, precision), task)
-    kind = C51Engine if task.config.critic == "c51" else WideEngine
-    return kind(wide_spec.describe(task, precision), task)
+    engine: ActorCriticEngine
+    if wide:
+        kind = C51Engine if task.config.critic == "c51" else WideEngine
+        engine = kind(wide_spec.describe(task, precision), task)
+    else:
+        engine = NarrowEngine(narrow_spec.describe(task, precision), task)
+    if task.actor.device.type == "cuda" and (reason := engine.unsupported_reason(engine.shape.precision)):
+        return None, reason
+    log.info("kernels: fused, %s%s", engine.shape.precision, ", with the library's products" if wide else "")
+    return engine, None

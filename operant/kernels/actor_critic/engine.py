@@ -19,8 +19,8 @@ from operant.kernels.ops.replay import sample as sample_kernel
 from operant.kernels.ops.replay import store as store_kernel
 from operant.kernels.warmup import Launcher
 
-SAMPLE_WARPS = 2
-"""Warps of a program that samples or stores, measured on an H200."""
+SAMPLE_WARPS, WARP_COLUMNS = 2, 64
+"""Warps of a program that samples or stores, measured on an H200 with up to 128 columns; columns of a warp beyond."""
 
 
 class ActorCriticEngine(Launcher):
@@ -177,7 +177,7 @@ class ActorCriticEngine(Launcher):
             self._arguments(ticks, number),
             REPLAY=self._replay_spec,
             BLOCK_M=TILE,
-            num_warps=SAMPLE_WARPS,
+            num_warps=max(SAMPLE_WARPS, self.shape.columns // WARP_COLUMNS),
         )
 
     def store(self, t: int) -> None:
@@ -189,7 +189,7 @@ class ActorCriticEngine(Launcher):
             self._arguments(t + 1, 0),
             REPLAY=self._replay_spec,
             BLOCK_M=TILE,
-            num_warps=SAMPLE_WARPS,
+            num_warps=max(SAMPLE_WARPS, self.shape.columns // WARP_COLUMNS),
         )
 
     def prepare(self) -> None:

@@ -1,7 +1,8 @@
 """Triton functions of squashed Gaussian and deterministic actors: noise, log-probability, and the actions of a tick.
 
-Tiles are sample-major, (rows, columns), with the same columns as a critic's input: observation, action, zeros. An
-actor's outputs stand in the action's columns of that tile, so nothing moves from one column to another.
+Tiles of actions are sample-major, (rows, columns), with the columns `action_columns` of a critic's input, which is
+observation, action, zeros. An actor's outputs stand in the action's columns, so nothing moves from one column to
+another.
 
 Common parameters: `SPEC`: `NarrowSpec` or `WideSpec`; `buffers`: `ActBuffers`; `t`: tick (vectorised step) of the
 iteration; `lane` (lanes): lanes of the tile; `lanes`: N.
@@ -20,9 +21,15 @@ LOG_STD_MAX = tl.constexpr(2.0)
 
 
 @triton.jit
+def action_columns(SPEC: tl.constexpr):
+    """Return the columns of a critic's input that a tile of actions has, (columns): the action's and some beside it."""
+    return SPEC.action_start + tl.arange(0, SPEC.action_columns)
+
+
+@triton.jit
 def is_action(SPEC: tl.constexpr):
-    """Return the mask of the columns that hold an action, (1, columns): those after the observation."""
-    column = tl.arange(0, SPEC.columns)
+    """Return the mask of the columns of a tile that hold an action, (1, columns): those after the observation."""
+    column = action_columns(SPEC)
     return ((column >= SPEC.observation) & (column < SPEC.observation + SPEC.action))[None, :]
 
 
@@ -44,7 +51,7 @@ def normal(noise_ptr, row, first_row, stride, mask, SPEC: tl.constexpr):
     | first_row | scalar          | row of the noise where these 2 A rows begin |
     | mask      | (rows, columns) | action's columns of rows in bounds          |
     """
-    column = tl.arange(0, SPEC.columns) - SPEC.observation
+    column = action_columns(SPEC) - SPEC.observation
     offset = noise_ptr + (first_row + column)[None, :] * stride + row[:, None]
     u1 = tl.load(offset, mask=mask, other=0.0)
     u2 = tl.load(offset + SPEC.action * stride, mask=mask, other=0.0)
@@ -94,7 +101,7 @@ def load_uniform(buffers, t, lane, lanes, SPEC: tl.constexpr):
     """Return uniform noise of tick t in the action's columns, (rows, columns), for actions while warming up; its mask;
     the actions' offsets; and the pointer to the tick's 2 A rows of noise.
     """
-    column = tl.arange(0, SPEC.columns)
+    column = action_columns(SPEC)
     offset = (t * SPEC.action + column - SPEC.observation)[None, :] * lanes + lane[:, None]
     noise_ptr = buffers.noise + t * 2 * SPEC.action * lanes
     mask = is_action(SPEC) & (lane < lanes)[:, None]
@@ -108,7 +115,7 @@ def store_action(buffers, action, uniform, mask, offset, SPEC: tl.constexpr):
     place while `buffers.warming` is 1.
     """
     action = tl.where(tl.load(buffers.warming) > 0.0, 2.0 * uniform - 1.0, action)
-    index = tl.arange(0, SPEC.columns) - SPEC.observation
+    index = action_columns(SPEC) - SPEC.observation
     index_mask = (index >= 0) & (index < SPEC.action)
     centre = tl.load(buffers.centre + index, mask=index_mask, other=0.0)[None, :]
     half_range = tl.load(buffers.half_range + index, mask=index_mask, other=0.0)[None, :]

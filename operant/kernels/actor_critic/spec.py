@@ -11,8 +11,8 @@ from operant.kernels.actor_critic.task import ActorCriticTask, StochasticActor
 from operant.kernels.spec import padded, statistics_index
 from operant.nn import MLPEnsemble
 
-MAX_COLUMNS, MIN_COLUMNS = 128, 32
-"""Maximum values of observation and action together; minimum input columns of first layers. Where a product has no more
+MIN_COLUMNS = 32
+"""Minimum input columns of first layers, and columns of a tile of actions. Where a product has no more
 columns than rows, Triton 3.6 gives all columns to each warp, and does so in every product chained with it.
 """
 
@@ -32,6 +32,8 @@ class ActorCriticSpec:
     observation: int  # values of an observation
     action: int  # values of an action
     columns: int  # input columns of first layers, padded: observation, action, zeros
+    action_start: int  # the first of these columns in a tile of actions
+    action_columns: int  # columns of that tile
     activation: str
     precision: str  # "ieee", "tf32" or "bf16"
     approximate: bool  # tensor cores' approximations: false in "ieee"
@@ -43,18 +45,21 @@ class ActorCriticSpec:
 
 def describe_common(task: ActorCriticTask, precision: str) -> dict[str, Any]:
     """Return the fields of `ActorCriticSpec` except `actor` and `critic`, for products in `precision`: "fp32", "tf32"
-    or "bf16".
+    or "bf16". A tile of actions has all columns.
     """
     actor, kind = task.actor, task.kind
     assert isinstance(actor.net, MLPEnsemble)
     observation, action = actor.features.columns, actor.env.action_size
+    columns = max(MIN_COLUMNS, padded(observation + action))
     return {
         "stochastic": isinstance(kind, StochasticActor),
         "automatic": isinstance(kind, StochasticActor) and kind.adam is not None,
         "batch": task.config.batch_size,
         "observation": observation,
         "action": action,
-        "columns": max(MIN_COLUMNS, padded(observation + action)),
+        "columns": columns,
+        "action_start": 0,
+        "action_columns": columns,
         "activation": actor.net.config.activation,
         "precision": "ieee" if precision == "fp32" else precision,
         "approximate": precision != "fp32",
@@ -63,16 +68,16 @@ def describe_common(task: ActorCriticTask, precision: str) -> dict[str, Any]:
     }
 
 
-def common_limits(task: ActorCriticTask) -> dict[str, bool]:
+def common_limits(task: ActorCriticTask, max_columns: int) -> dict[str, bool]:
     """Return the reasons that make a task unsupported by either engine, as clauses for a message, and whether each
-    holds.
+    holds. `max_columns`: values of observation and action together that the engine takes.
     """
     config, actor, observation = task.config, task.actor, task.actor.env.observation
     columns = actor.features.columns + actor.env.action_size
     return {
         f'algo.replay_sampling = "{config.replay_sampling}" is not supported (only "uniform")': config.replay_sampling
         != "uniform",
-        f"observation and action have {columns} values together, more than {MAX_COLUMNS}": columns > MAX_COLUMNS,
+        f"observation and action have {columns} values together, more than {max_columns}": columns > max_columns,
         "the observation has bytes or categories": observation.dtype != "float32" or bool(observation.categories),
         "gradients are clipped (algo.max_gradient_norm)": config.max_gradient_norm > 0.0,
         f"a batch of {config.batch_size} is not a multiple of {TILE}": config.batch_size % TILE > 0,

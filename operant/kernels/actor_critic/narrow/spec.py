@@ -14,9 +14,9 @@ from operant.nn import FlatVector, MLPEnsemble, SquashedActor
 SMALL_BLOCK, LARGE_BLOCK = 16, 32
 """Rows and columns of the weight block that one program steps: small for small networks, to fill the GPU."""
 
-MAX_WIDTH, MAX_LAYERS, MAX_BATCH = 256, 3, 2048
-"""Limits: units of a layer, hidden layers, samples of a batch. Beyond them torch's products are faster, or a program
-exceeds registers and shared memory.
+MAX_WIDTH, MAX_LAYERS, MAX_BATCH, MAX_COLUMNS = 256, 3, 2048, 128
+"""Limits: units of a layer, hidden layers, samples of a batch, values of observation and action together. Beyond
+them torch's products are faster, or a program exceeds registers and shared memory.
 """
 
 MAX_CHUNK = 256
@@ -204,7 +204,7 @@ def unsupported_reason(task: ActorCriticTask) -> str | None:
         not in ("relu", "tanh"),
         f"the network has more than {MAX_LAYERS} hidden layers": max(len(net.hidden), len(critic_hidden)) > MAX_LAYERS,
         f"a layer has more than {MAX_WIDTH} units": max(*net.hidden, *critic_hidden) > MAX_WIDTH,
-        **common_limits(task),
+        **common_limits(task, MAX_COLUMNS),
         f"a batch of {config.batch_size} is larger than {MAX_BATCH}": config.batch_size > MAX_BATCH,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from operant.kernels.actor_critic.buffers import LayerBuffers, OptimizerState, Parameters, TrainedNetwork, parameters_of
+from operant.kernels.actor_critic.engine import WARP_COLUMNS
 from operant.kernels.actor_critic.task import ActorCriticTask, StochasticActor
 from operant.kernels.actor_critic.wide import heads, optimizer, spec
 from operant.kernels.actor_critic.wide.passes import OVERLAP, WidePasses
@@ -184,7 +185,7 @@ class WideEngine(WidePasses):
             self._lanes,
             SPEC=self.shape,
             BLOCK_M=BLOCK_M,
-            num_warps=4,
+            num_warps=max(4, self.shape.columns // WARP_COLUMNS),
         )
         self._forward(net, self._lane_inputs, actor.parameters.vector, actor.weights, buffers)
         self._launch_rows(

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from operant.kernels.actor_critic.gaussian import (
+    action_columns,
     clip,
     is_action,
     load_observation,
@@ -33,7 +34,7 @@ def _load_actor_head(params_ptr, first, p, SPEC: tl.constexpr, NET: tl.constexpr
     (part, columns), in the action's columns.
     """
     unit, unit_mask = wide.units(p, NET, LAYER)
-    index = (tl.arange(0, SPEC.columns) - SPEC.observation)[None, :]
+    index = (action_columns(SPEC) - SPEC.observation)[None, :]
     mask = unit_mask[:, None] & (index >= 0) & (index < SPEC.action)
     return tl.load(
         params_ptr + NET.head_weight + (first + index) * NET.layers[LAYER].width + unit[:, None],
@@ -57,15 +58,15 @@ def _gaussian_outputs(
     `row`; with HAS_OUTPUTS `hidden_ptr` (rows, outputs) holds the outputs already.
     """
     if HAS_OUTPUTS:
-        offset = hidden_ptr + row[:, None] * NET.outputs + (tl.arange(0, SPEC.columns) - SPEC.observation)[None, :]
+        offset = hidden_ptr + row[:, None] * NET.outputs + (action_columns(SPEC) - SPEC.observation)[None, :]
         mask = is_action(SPEC) & (row >= 0)[:, None]
         return tl.load(offset, mask=mask, other=0.0), tl.load(offset + SPEC.action, mask=mask, other=0.0)
     else:
         h = wide.load_rows(hidden_ptr, row, NET, LAYER)
-        index = tl.arange(0, SPEC.columns) - SPEC.observation
+        index = action_columns(SPEC) - SPEC.observation
         index_mask = (index >= 0) & (index < SPEC.action)
         bias_ptr = params_ptr + NET.head_bias + index
-        COLUMNS: tl.constexpr = SPEC.columns
+        COLUMNS: tl.constexpr = SPEC.action_columns
         mean, raw = tl.zeros((BLOCK_M, COLUMNS), tl.float32), tl.zeros((BLOCK_M, COLUMNS), tl.float32)
         for p in tl.static_range(len(NET.layers[LAYER].parts)):
             mean += wide.dot(h[p], _load_actor_head(params_ptr, 0, p, SPEC, NET, LAYER), SPEC)
@@ -89,12 +90,12 @@ def _deterministic_action(
     parameters are those of `_gaussian_outputs`.
     """
     if HAS_OUTPUTS:
-        offset = hidden_ptr + row[:, None] * NET.outputs + (tl.arange(0, SPEC.columns) - SPEC.observation)[None, :]
+        offset = hidden_ptr + row[:, None] * NET.outputs + (action_columns(SPEC) - SPEC.observation)[None, :]
         mean = tl.load(offset, mask=is_action(SPEC) & (row >= 0)[:, None], other=0.0)
     else:
         h = wide.load_rows(hidden_ptr, row, NET, LAYER)
-        index = tl.arange(0, SPEC.columns) - SPEC.observation
-        COLUMNS: tl.constexpr = SPEC.columns
+        index = action_columns(SPEC) - SPEC.observation
+        COLUMNS: tl.constexpr = SPEC.action_columns
         mean = tl.zeros((BLOCK_M, COLUMNS), tl.float32)
         for p in tl.static_range(len(NET.layers[LAYER].parts)):
             mean += wide.dot(h[p], _load_actor_head(params_ptr, 0, p, SPEC, NET, LAYER), SPEC)
@@ -132,7 +133,14 @@ def sample_actions(
     """
     row, index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(1)
     NET: tl.constexpr = SPEC.actor
-    offset = row[:, None] * SPEC.columns + tl.arange(0, SPEC.columns)[None, :]
+    offset = row[:, None] * SPEC.columns + action_columns(SPEC)[None, :]
+    mask = is_action(SPEC) & (row >= 0)[:, None]
+    if index == 1:
+        # the observation of the critics' input at the actor's own action
+        column = tl.arange(0, SPEC.columns)[None, :]
+        own = (column < SPEC.observation) | (column >= SPEC.observation + SPEC.action)
+        observation_ptr = inputs_ptr + SPEC.batch * SPEC.columns + row[:, None] * SPEC.columns + column
+        tl.store(observation_ptr + SPEC.batch * SPEC.columns, tl.load(observation_ptr), mask=own & (row >= 0)[:, None])
     if SPEC.stochastic:
         mean, raw = _gaussian_outputs(
             hidden_ptr, index * SPEC.batch + row, params_ptr, HAS_OUTPUTS, BLOCK_M, SPEC, NET, LAYER
@@ -140,14 +148,10 @@ def sample_actions(
         noise = normal(noise_ptr, row, index * 2 * SPEC.action, SPEC.batch, is_action(SPEC), SPEC)
         action, log_prob, std_noise, log_std_grad = squashed_gaussian(mean, raw, noise, SPEC)
         if index == 0:
-            tl.store(inputs_ptr + offset, action, mask=is_action(SPEC) & (row >= 0)[:, None])
+            tl.store(inputs_ptr + offset, action, mask=mask)
             tl.store(scratch.next_log_prob + row, log_prob)
         else:
-            observation = tl.load(inputs_ptr + SPEC.batch * SPEC.columns + offset)
-            tl.store(
-                inputs_ptr + 2 * SPEC.batch * SPEC.columns + offset,
-                tl.where(is_action(SPEC), action, observation.to(tl.float32)),
-            )
+            tl.store(inputs_ptr + 2 * SPEC.batch * SPEC.columns + offset, action, mask=mask)
             tl.store(scratch.action + offset, action)
             tl.store(scratch.std_noise + offset, std_noise)
             tl.store(scratch.log_std_grad + offset, log_std_grad)
@@ -158,16 +162,12 @@ def sample_actions(
             action = _deterministic_action(hidden_ptr, row, next_params_ptr, HAS_OUTPUTS, BLOCK_M, SPEC, NET, LAYER)
             noise = normal(noise_ptr, row, 0, SPEC.batch, is_action(SPEC), SPEC)
             noise = clip(tl.load(scalars_ptr + SCALAR.noise_std) * noise, tl.load(scalars_ptr + SCALAR.noise_clip))
-            tl.store(inputs_ptr + offset, clip(action + noise, 1.0), mask=is_action(SPEC) & (row >= 0)[:, None])
+            tl.store(inputs_ptr + offset, clip(action + noise, 1.0), mask=mask)
         else:
             action = _deterministic_action(
                 hidden_ptr, SPEC.batch + row, params_ptr, HAS_OUTPUTS, BLOCK_M, SPEC, NET, LAYER
             )
-            observation = tl.load(inputs_ptr + SPEC.batch * SPEC.columns + offset)
-            tl.store(
-                inputs_ptr + 2 * SPEC.batch * SPEC.columns + offset,
-                tl.where(is_action(SPEC), action, observation.to(tl.float32)),
-            )
+            tl.store(inputs_ptr + 2 * SPEC.batch * SPEC.columns + offset, action, mask=mask)
             tl.store(scratch.action + offset, action)
 
 
@@ -240,7 +240,7 @@ def actor_gradient(
     program = tl.program_id(0)
     NET: tl.constexpr = SPEC.actor
     PARTS: tl.constexpr = NET.layers[LAYER].parts
-    COLUMNS: tl.constexpr = SPEC.columns
+    COLUMNS: tl.constexpr = SPEC.action_columns
     layer = wide.load_layer(params_ptr, 0, SPEC, NET, LAYER)
     layer_sums = wide.zero_layer_sums(BLOCK_M, NET, LAYER)
     grad_mean_weight = wide.zero_rows(COLUMNS, NET, LAYER)
@@ -255,7 +255,7 @@ def actor_gradient(
         alpha = tl.exp(tl.load(temperature.log_alpha))
     for first in range(program * BLOCK_M, SPEC.batch, tl.num_programs(0) * BLOCK_M):
         row = first + tl.arange(0, BLOCK_M)
-        offset = row[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        offset = row[:, None] * SPEC.columns + action_columns(SPEC)[None, :]
         grad_mean, grad_raw, action = _output_gradients(scratch, offset, alpha, True, SPEC)
         saved = wide.load_activations(z_ptr, moments_ptr, row, layer, SPEC, NET, LAYER)
         grad_h = ()
@@ -287,7 +287,7 @@ def actor_gradient(
             first_term += tl.sum(_saturated(action), axis=1)
             q_sum += tl.load(scratch.actor_q + row)
     wide.store_layer_sums(partials_ptr, program, 0, layer_sums, SPEC, NET, LAYER)
-    index = tl.arange(0, COLUMNS) - SPEC.observation
+    index = action_columns(SPEC) - SPEC.observation
     index_mask = (index >= 0) & (index < SPEC.action)
     head_ptr = partials_ptr + (program * NET.vectors + NET.layers[LAYER].partial + 3) * NET.pad
     for p in tl.static_range(len(PARTS)):

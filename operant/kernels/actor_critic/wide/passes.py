@@ -85,9 +85,10 @@ class WidePasses(ActorCriticEngine):
         """
         towers = towers or net.towers
         rows, top = buffers.hidden[0].shape[1], len(net.layers) - 1
-        two_layers = self._first_two_layers(net, x, parameters, weights, buffers, save=save, towers=towers)
+        own = spec.own_first_layer(self.shape)
+        two_layers = own and self._first_two_layers(net, x, parameters, weights, buffers, save=save, towers=towers)
         block_m = next(size for size in (spec.FIRST_BLOCK_M, 32, BLOCK_M) if rows % size == 0)
-        if not two_layers:
+        if own and not two_layers:
             self.launch(
                 first_layer.first_layer,
                 (rows // block_m, towers),
@@ -106,12 +107,13 @@ class WidePasses(ActorCriticEngine):
                 BLOCK_M=block_m,
                 num_warps=4,
             )
-        for k in range(2 if two_layers else 1, top + 1):
+        for k in range(own + two_layers, top + 1):
             tile = layer_tile(self.shape, net, k, rows, self._max_shared_bytes)
             z, h, moments = buffers.pre_activations[k], buffers.hidden[k], buffers.moments[k]
             if tile is None:
                 if self._asked is None:
-                    torch.bmm(buffers.hidden[k - 1][:towers], weights[k][:towers].transpose(1, 2), out=z[:towers])
+                    inputs = buffers.hidden[k - 1][:towers] if k else x.expand(towers, -1, -1)
+                    torch.bmm(inputs, weights[k][:towers].transpose(1, 2), out=z[:towers])
                 self._launch_rows(
                     layers.activate_layer,
                     net,

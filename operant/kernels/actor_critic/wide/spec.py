@@ -24,6 +24,11 @@ MAX_PART, MAX_EQUAL_PARTS = 256, 4
 
 MAX_BATCH_PARTS = 16
 
+MAX_COLUMNS, MAX_FIRST_COLUMNS = 1024, 128
+"""Maximum values of observation and action together; input columns beyond which a first layer is as any other layer:
+its product is the library's, and its pre-activations are saved.
+"""
+
 MAX_TILE, LARGE_WIDTH, MAX_LARGE_TILE, STAGES, SLACK = 64 * 192, 192, 128 * 384, 3, 4096
 """Maximum accumulated values of a program of a whole hidden layer; width beyond which bf16 layers may accumulate the
 larger maximum; its pipeline stages; other shared memory it takes, in bytes.
@@ -48,6 +53,9 @@ FIRST_TILE, GRADIENT_BLOCK_M = 128, 64
 
 FEW_ACTIONS = 4
 """Maximum values of an action whose gradients are loops over outputs; beyond it they are matrix products."""
+
+MAX_ACTIONS = 32
+"""Maximum values of an action: a program holds the gradient of the whole head's weight."""
 
 MAX_ATOMS = 128
 """Maximum atoms of a distributional critic."""
@@ -84,7 +92,7 @@ class WideNet:
     head_weight: int
     head_bias: int
     vectors: int  # of a tower in a row of partial sums
-    pad: int
+    pad: int  # a power of two, at least the widths of the layers and the outputs
     programs: int  # of a tower, rows of partial sums; a power of two
 
 
@@ -151,7 +159,7 @@ def describe_net(
         offset_of[f"weights.{last}"],
         offset_of[f"biases.{last}"],
         partial,
-        max(layer.pad for layer in layers),
+        max(padded(outputs), *(layer.pad for layer in layers)),
         1 << (min(MAX_PROGRAMS // towers, 2 * tiles).bit_length() - 1),
     )
 
@@ -164,23 +172,31 @@ def describe(task: ActorCriticTask, precision: str) -> WideSpec:
     net, observation, action = actor.net.config, common["observation"], common["action"]
     tiles, heads, c51 = config.batch_size // BLOCK_M, 2 if common["stochastic"] else 1, config.critic == "c51"
     inputs, hidden, outputs = observation + action, net.of_critics.hidden, config.outputs
+    tile = min(common["columns"], max(MIN_COLUMNS, padded(action)))
+    common |= {"action_columns": tile, "action_start": min(observation, common["columns"] - tile)}
     return WideSpec(
         **common,
         actor=describe_net(actor.flat, 1, observation, net.hidden, heads * action, tiles),
         critic=describe_net(task.critic, config.critics, inputs, hidden, outputs, tiles, separate_head=c51),
-        parts=min(MAX_BATCH_PARTS, tiles & -tiles),
+        parts=min(MAX_BATCH_PARTS, tiles & -tiles) if common["columns"] <= MAX_FIRST_COLUMNS else 1,
         layer_norm=net.layer_norm,
         saves_z=net.layer_norm or net.activation != "relu",
         atoms=max(BLOCK_M, padded(config.atoms)) if c51 else 0,
     )
 
 
+def own_first_layer(shape: WideSpec) -> bool:
+    """Whether the first layer has kernels of its own, for few input columns."""
+    return shape.columns <= MAX_FIRST_COLUMNS
+
+
 def layer_tile(shape: WideSpec, net: WideNet, k: int, rows: int, max_shared: int) -> tuple[int, int] | None:
     """Return the tile (BLOCK_M, BLOCK_K) of a program of whole rows of hidden layer k, or None if the library's product
-    is faster. `rows` are multiplied; `max_shared`: bytes of shared memory that a program may take.
+    is faster, as of the first layer with many columns. `rows` are multiplied; `max_shared`: bytes of shared memory that
+    a program may take.
     """
     layer, half = net.layers[k], shape.precision == "bf16"
-    if layer.width % 16 or layer.inputs % 16 or len(set(layer.parts)) > 1:
+    if k == 0 or layer.width % 16 or layer.inputs % 16 or len(set(layer.parts)) > 1:
         return None
     max_tile = MAX_LARGE_TILE if half and layer.width > LARGE_WIDTH else MAX_TILE
     tiles = (
@@ -204,7 +220,8 @@ def backward_tile(shape: WideSpec, net: WideNet) -> tuple[int, int, int] | None:
     block_m = min(FIRST_TILE, shape.batch & -shape.batch)
     block_n, block_k = min(FIRST_TILE, first.width & -first.width), min(64, second.width & -second.width)
     faster = (
-        not shape.layer_norm
+        own_first_layer(shape)
+        and not shape.layer_norm
         and min(block_n, block_k) >= 16
         and (shape.precision == "bf16" or first.width <= 64)
         and shape.action <= FEW_ACTIONS
@@ -218,7 +235,7 @@ def gradient_tile(shape: WideSpec, net: WideNet) -> tuple[int, int] | None:
     block_n = min(FIRST_TILE, width & -width)
     return (
         (min(GRADIENT_BLOCK_M, part & -part), block_n)
-        if block_n >= 16 and (shape.precision == "bf16" or width <= 64)
+        if own_first_layer(shape) and block_n >= 16 and (shape.precision == "bf16" or width <= 64)
         else None
     )
 
@@ -252,7 +269,7 @@ def unsupported_reason(task: ActorCriticTask) -> str | None:
         f"the network has {layers} hidden layers (must be 2 to {MAX_LAYERS})": layers > 0,
         f"a layer has more than {MAX_WIDTH} units": max(map(max, networks)) > MAX_WIDTH,
         f"the last hidden layer has more than {MAX_LAST} units": max(hidden[-1] for hidden in networks) > MAX_LAST,
-        **common_limits(task),
-        f"an action of {actions} values has more than {MIN_COLUMNS // 2}": 2 * actions > MIN_COLUMNS,
+        **common_limits(task, MAX_COLUMNS),
+        f"an action of {actions} values has more than {MAX_ACTIONS}": actions > MAX_ACTIONS,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
