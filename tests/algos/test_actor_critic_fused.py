@@ -9,7 +9,7 @@ from fused_probe import interpreted
 from machine_code import LEAST_SHARED, compile_for, needs_compiler
 from test_sac import sac_on
 from test_td3 import td3_on
-from toys import PUSH
+from toys import PUSH, broad
 
 from operant import envs
 from operant.errors import ConfigError
@@ -287,6 +287,8 @@ def test_kernels_compile(make, env, precision, net, algo):
                 "actor_gradient_unrolled",
             },
         ),
+        # broad(348): the first layer's product is the library's
+        ("bf16", True, (256, 256), {"activate_layer", "actor_gradient", "hidden_layer"}),
         pytest.param(
             "tf32",
             False,
@@ -306,7 +308,8 @@ def test_kernels_compile(make, env, precision, net, algo):
 def test_kernels_of_wide_networks_compile(precision, layer_norm, hidden, own):
     net = mlp.Config(hidden=hidden, activation="silu" if layer_norm else "relu", layer_norm=layer_norm)
     critic = "c51" if "project" in own else "scalar"
-    made = sac_on(PUSH, net=net, start=False, batch_size=2048, actor_delay=2, critic=critic)
+    env = broad(348) if hidden == (256, 256) else PUSH
+    made = sac_on(env, net=net, start=False, batch_size=2048, actor_delay=2, critic=critic)
     assert own <= compile_wide_kernels(made, precision, 90)
 
 
