@@ -1,5 +1,5 @@
-"""Triton kernels of the first layer of wide networks, forward and, without layer normalization, backward. It has few
-input columns, so its pre-activations are computed again rather than saved. Rows as in `parts`.
+"""Triton kernels of a first layer of few input columns (`spec.own_first_layer`) of wide networks, forward and, without
+layer normalization, backward. Its pre-activations are computed again rather than saved. Rows as in `parts`.
 
 Common parameters: `x_ptr` (rows, columns): inputs; `first_ptr` (towers, width, columns): the first weight with padded
 columns; `params_ptr` (P): the network's parameters; `SPEC`: `WideSpec`; `NET`: `WideNet`. Parameters named `*_desc`

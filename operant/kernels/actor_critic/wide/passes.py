@@ -107,7 +107,7 @@ class WidePasses(ActorCriticEngine):
                 BLOCK_M=block_m,
                 num_warps=4,
             )
-        for k in range(own + two_layers, top + 1):
+        for k in range(2 if two_layers else 1 if own else 0, top + 1):
             tile = layer_tile(self.shape, net, k, rows, self._max_shared_bytes)
             z, h, moments = buffers.pre_activations[k], buffers.hidden[k], buffers.moments[k]
             if tile is None:
