@@ -3,8 +3,8 @@ updates.
 
 The algorithms' torch paths are the specification: same transitions, same noise, every sum of floats in a fixed order.
 Two engines, `narrow` (up to 256 units) and `wide` (up to 1,024, and long observations), share `engine` (buffers,
-replay), `gaussian` (actions) and `optimizer` (step counter, temperature, statistics). Triton is imported only where it is
-used, so that a run without it does not wait for the import.
+replay), `gaussian` (actions) and `optimizer` (step counter, temperature, statistics). Triton is imported only where it
+is used, so that a run without it does not wait for the import.
 """
 
 from __future__ import annotations
