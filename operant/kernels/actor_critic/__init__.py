@@ -37,33 +37,25 @@ def build(task: ActorCriticTask) -> ActorCriticEngine | None:
     precision = precision if on_gpu else "fp32"
     if kernels == "auto" and precision == "fp32":
         obstacle = obstacle or "in fp32 torch's products are faster"
-    reason = narrow_spec.unsupported_reason(task)
-    if reason is None:
-        engine, reason = _engine(task, precision, obstacle, wide=False)
-        if engine is not None:
-            return engine
-    if wide_spec.applies(task) and reason != obstacle:
+    reason = narrow_spec.unsupported_reason(task) or obstacle
+    engine, reason = (None, reason) if reason else _engine(task, precision, wide=False)
+    if engine is None and reason != obstacle and wide_spec.applies(task):
         if kernels == "auto" and precision != "bf16":
             obstacle = obstacle or "those for wide networks and long observations are used in bf16 only"
-        reason = wide_spec.unsupported_reason(task)
-        if reason is None:
-            engine, reason = _engine(task, precision, obstacle, wide=True)
-            if engine is not None:
-                return engine
+        reason = wide_spec.unsupported_reason(task) or obstacle
+        engine, reason = (None, reason) if reason else _engine(task, precision, wide=True)
+    if engine is not None:
+        return engine
     if kernels == "fused":
         raise ConfigError("the trainer", [f'algo.kernels = "fused" is not possible: {reason} (use "auto" or "torch")'])
     log.info("kernels: torch instead of fused: %s", reason)
     return None
 
 
-def _engine(
-    task: ActorCriticTask, precision: str, obstacle: str | None, *, wide: bool
-) -> tuple[ActorCriticEngine | None, str | None]:
-    """Return the engine for narrow (up to 256 units) or, with `wide`, for wide networks; or None and the reason why it
-    cannot be used, which is `obstacle` if there is one.
+def _engine(task: ActorCriticTask, precision: str, *, wide: bool) -> tuple[ActorCriticEngine | None, str | None]:
+    """Return the engine for narrow (up to 256 units) or, with `wide`, for wide networks, or None and the reason why the
+    GPU cannot run it.
     """
-    if obstacle is not None:
-        return None, obstacle
     from operant.kernels.actor_critic.narrow.engine import NarrowEngine
     from operant.kernels.actor_critic.wide.c51 import C51Engine
     from operant.kernels.actor_critic.wide.engine import WideEngine
