@@ -1,5 +1,5 @@
-"""Triton's interpreter as the tests of fused kernels need it: mended, with a GPU's products, and without the work that
-it repeats. Knows no kernel.
+"""Triton's interpreter as the tests of fused kernels need it: mended, with a GPU's products, a check of addresses, and
+without the work that it repeats. Knows no kernel.
 
 Written for Triton 3.6, which the test extra names. `teach()` changes the interpreter of this process for good.
 """
@@ -24,6 +24,7 @@ from triton._utils import validate_block_shape
 from triton.language import core
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 def _to_bf16(numbers):
@@ -66,6 +67,44 @@ class Precise(interpreter.InterpreterBuilder):
 
     create_fp_ext = create_fp_trunc = lambda self, src, dst_type: self.cast_impl(src, dst_type)
 
+    # ADDRESSES
+
+    begins = ends = np.empty(0, np.uint64)  # addresses of the storages of the launch's tensors, in order
+
+    def create_masked_load(self, ptrs, mask, *rest, **named):
+        self._check(ptrs, mask)
+        return super().create_masked_load(ptrs, mask, *rest, **named)
+
+    def create_masked_store(self, ptrs, value, mask, *rest, **named):
+        self._check(ptrs, mask)
+        return super().create_masked_store(ptrs, value, mask, *rest, **named)
+
+    def _check(self, ptrs, mask):
+        """Raise IndexError if an address that the mask selects lies outside of the launch's tensors: on a GPU it may
+        belong to another tensor, or to nobody.
+        """
+        addresses, selected = np.asarray(ptrs.data, np.uint64), np.asarray(mask.data, bool)
+        addresses = addresses[np.broadcast_to(selected, addresses.shape)]
+        if not addresses.size:
+            return
+        size = np.uint64(np.dtype(interpreter._get_np_dtype(ptrs.get_element_ty())).itemsize)
+        place = np.searchsorted(self.begins, addresses, side="right") - 1
+        outside = (place < 0) | (addresses + size > self.ends[np.maximum(place, 0)])
+        if outside.any():
+            raise IndexError(f"{int(outside.sum())} of {addresses.size} addresses are outside of the tensors")
+
+
+def _storages(arguments):
+    """Addresses of the first byte and after the last one of each storage in a launch's arguments."""
+    for argument in arguments:
+        if isinstance(argument, TensorDescriptor):
+            argument = argument.base
+        if isinstance(argument, torch.Tensor):
+            storage = argument.untyped_storage()
+            yield storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        elif isinstance(argument, tuple):
+            yield from _storages(argument)
+
 
 def teach():
     """Mend the interpreter, teach it a GPU's products, and have it do once what it does at each call."""
@@ -78,6 +117,17 @@ def teach():
 
     interpreter._patch_lang_tensor = patch_lang_tensor
     interpreter.interpreter_builder.__class__ = Precise
+    copy_arguments = interpreter.GridExecutor._init_args_hst
+
+    def copy_and_note(self, *arguments):
+        copied, named = copy_arguments(self, *arguments)
+        found = sorted(set(_storages((*copied, *named.values()))))
+        Precise.begins, Precise.ends = (
+            np.array(part, np.uint64) for part in (zip(*found, strict=True) if found else ((), ()))
+        )
+        return copied, named
+
+    interpreter.GridExecutor._init_args_hst = copy_and_note
     _patch_once()
     _remember_types()
 
