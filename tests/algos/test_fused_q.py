@@ -281,9 +281,7 @@ DQN_CASES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "cases", [DQN_CASES[1:3], pytest.param([DQN_CASES[0], DQN_CASES[3]], marks=pytest.mark.soak)], ids=["few", "others"]
-)
+@pytest.mark.parametrize("cases", [DQN_CASES[1:3], pytest.param(DQN_CASES, marks=pytest.mark.soak)], ids=["few", "all"])
 def test_fused_dqn_iterations_equal_torch(cases):
     """Samples, n-step returns, targets, Adam, the target network and every byte of the replay agree, with legal actions
     and truncated episodes.
