@@ -504,13 +504,14 @@ class ReplayAlgorithm:
         """
         cycle, learner, stored = self.cycle, self.engine or self, 0
         cycle.begin()
+        learning = self.device.type != "cpu" or not bool(cycle.skip)  # a GPU's graph has its updates in all iterations
 
         def after(t: int) -> None:
             nonlocal stored
             learner.store(t)
             cycle.sampler.store(t)
             stored = t + 1
-            for number in cycle.config.due(t):
+            for number in cycle.config.due(t) if learning else ():
                 learner.update(t + 1, number)
 
         try:

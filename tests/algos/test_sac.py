@@ -203,6 +203,15 @@ def test_nothing_is_learned_before_learning_starts_and_actions_are_uniform():
     assert not torch.equal(algo.state("train")["policy/parameters"], before["policy/parameters"])
 
 
+def test_a_cpu_computes_no_updates_before_learning_starts():
+    algo, numbers = sac_on(PUSH, learning_starts=3 * 8 * 8), []
+    algo.update = lambda ticks, number: numbers.append(number)
+    iterate(algo, 2)
+    assert numbers == [] and float(algo.stats[-2]) == 0
+    iterate(algo, 2)
+    assert numbers == [*range(8)] and float(algo.stats[-2]) == 8
+
+
 def test_actions_are_scaled_to_the_environments_bounds():
     algo = iterate(sac_on(PUSH), 3)
     raw, taken = algo.cycle.action, algo.rollout.action

@@ -29,18 +29,16 @@ def use_manual_backward(dqn: DQN) -> None:
         return
     passes = ManualPasses(dqn)
     dqn.outputs, dqn.next_outputs = passes.outputs, passes.next_outputs  # type: ignore[method-assign]
-    dqn.gradient, dqn.update = passes.gradient, passes.update  # type: ignore[method-assign]
+    dqn.gradient = passes.gradient  # type: ignore[method-assign]
     dqn.kernels = "manual_backward"
     log.info("kernels: torch's, and a manual backward pass")
 
 
 class ManualPasses:
-    """Methods that replace those of a `DQN` on a CPU: outputs, gradient and update, without autograd through the
-    network.
-    """
+    """Methods that replace those of a `DQN` on a CPU: outputs and gradient, without autograd through the network."""
 
     def __init__(self, dqn: DQN) -> None:
-        self._dqn, self._autograd_update = dqn, dqn.update
+        self._dqn = dqn
         B, N = dqn.cycle.config.batch_size, dqn.world.count
         self._online, self._target = manual.Parameters(dqn.policy), manual.Parameters(dqn.target)
         weights = self._online.weights
@@ -49,11 +47,6 @@ class ManualPasses:
         self._next = manual.Network(dqn.target, self._target.weights, B)
         self._vector = torch.zeros(weights.numel())
         self._gradient = weights.views(self._vector)
-
-    def update(self, ticks: int, number: int) -> None:
-        """Learn from one batch, arguments as for `DQN.update`; do nothing while `skip` is 1."""
-        if not bool(self._dqn.cycle.skip):
-            self._autograd_update(ticks, number)
 
     def outputs(self, observation: Tensor) -> Tensor:
         """Return the network's outputs (H, N) for observations (O, N); the next call overwrites them."""
