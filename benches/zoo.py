@@ -100,11 +100,6 @@ SHORT = {
     "ppo/half_cheetah": "run.steps=4M",
     "ppo/hopper": "run.steps=2M env.lanes=64 algo.horizon=128 algo.epochs=8 algo.minibatches=8 algo.optimizer=adam"
     " algo.learning_rate=3e-4 algo.gamma=0.99 net.hidden=[128,128] net.initial_log_std=0",
-    "ppo/minatar_asterix": "run.steps=3M",
-    "ppo/minatar_breakout": "run.steps=3M",
-    "ppo/minatar_freeway": "run.steps=3M",
-    "ppo/minatar_seaquest": "run.steps=3M",
-    "ppo/minatar_space_invaders": "run.steps=3M",
     "ppo/snake": "env.lanes=480 run.steps=5M",
     "ppo/walker2d": f"{_FEWER_LANES} net.hidden=[128,128] algo.optimizer=adam algo.learning_rate=1e-3 run.steps=2M",
 }
