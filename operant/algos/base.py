@@ -504,7 +504,8 @@ class ReplayAlgorithm:
         """
         cycle, learner, stored = self.cycle, self.engine or self, 0
         cycle.begin()
-        learning = self.device.type != "cpu" or not bool(cycle.skip)  # a GPU's graph has its updates in all iterations
+        # Updates that change nothing are left out, except of a graph and of an engine, whose updates may store.
+        learning = self.device.type != "cpu" or self.engine is not None or not bool(cycle.skip)
 
         def after(t: int) -> None:
             nonlocal stored

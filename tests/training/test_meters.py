@@ -5,20 +5,23 @@ import pytest
 import torch
 from toys import COUNT, PICK, PUSH, iterate, ppo_on
 
+from operant.algos.sac import SAC
+from operant.nn import mlp
 from operant.runs.history import read, salvage
 from operant.runs.history.thinning import thin
 from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, Reader, Writer
 from operant.training import meters
 from operant.training.meters import Meters, metrics_for
+from operant.worlds.device_world import DeviceWorld
 
 SELDOM, ALWAYS = 1e-3, 1e6  # records a second: only what `flush` publishes, and every iteration
 
 
 class Watched:
-    """Small PPO, its meters and the file they write."""
+    """Small PPO, or another learner, its meters and the file they write."""
 
-    def __init__(self, folder, record_hz, env=COUNT):
-        self.ppo = ppo_on(env, 8, horizon=4, minibatches=1)
+    def __init__(self, folder, record_hz, env=COUNT, learner=None):
+        self.ppo = learner or ppo_on(env, 8, horizon=4, minibatches=1)
         self.writer = Writer(folder / "metrics.mm", metrics_for(self.ppo), run_uuid=bytes(16), version="0")
         self.meters = Meters(self.ppo, self.writer, record_hz=record_hz)
         self.reader = Reader(folder / "metrics.mm")
@@ -66,6 +69,17 @@ def test_the_first_record_claims_no_rate_and_later_ones_do(tmp_path):
     )
     rates = [values["sps"] for _, values in watched.records()]
     assert len(rates) == 3 and math.isnan(rates[0]) and all(rate > 0 for rate in rates[1:])
+
+
+def test_there_is_no_rate_before_learning_starts_on_a_cpu(tmp_path):
+    config = SAC.Config(horizon=8, batch_size=32, learning_starts=2 * 8 * 8, replay_capacity=1024)
+    sac = SAC(DeviceWorld(PUSH, 8, seed=1), config, mlp.Config(hidden=(16,)), seed=1, steps=1000)
+    sac.start()
+    watched = Watched(tmp_path, ALWAYS, learner=sac)
+    for _ in range(4):
+        watched.iterate()
+    rates = [(values["updates_per_second"] > 0, math.isnan(values["sps"])) for _, values in watched.records()]
+    assert rates == [(False, True), (False, True), (True, False), (True, False)]
 
 
 def test_a_pause_does_not_lower_the_rate(tmp_path, monkeypatch):
