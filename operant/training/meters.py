@@ -443,8 +443,10 @@ class Meters:
         times = {"rate": max(pending.training_s, 1e-9)}
         means = zip(algo.metrics, totals[self._means_window], strict=True)
         values |= {spec.name: total / times.get(spec.kind, pending.iterations) for spec, total in means}
-        if not self._cuda and values.get("updates_per_second") == 0:
-            values["sps"] = math.nan  # learning has not started, and a CPU computes no updates until then
+        # A CPU computes no updates until learning starts: the rate until then, and of the record in which it starts, is
+        # none.
+        if not self._cuda and 0 in (some.get("updates_per_second") for some in (self._last_values, values)):
+            values["sps"] = math.nan
         began = pending.step - algo.steps_per_iteration  # start of the newest iteration
         values |= {
             _schedule_metric(key): algo.scheduled[key][0].at(began, self._eval_return) for key in _scheduled_keys(algo)
