@@ -26,6 +26,7 @@ _SETTLED_ITERATIONS = 50  # iterations before which no finding is `bad`, in a ru
 _EARLY, _LATE = 0.2, 0.9
 _IDLE_GPU = 0.6
 _NEXT_TO_BEST, _LOST_HALF, _LOST_MOST = 0.02, 0.5, 0.8
+_LEAST_GAIN: Final = 1e-3  # of the largest evaluation's absolute value
 _RECENT, _MINUTE = (10.0, 20), (60.0, 20)  # (seconds, minimum number of records)
 _ORDER: Final[dict[Level, int]] = {"bad": 0, "warn": 1, "ok": 2}
 
@@ -51,14 +52,20 @@ class HealthContext(NamedTuple):
         return self.share >= SETTLED_SHARE if self.share is not None else self.iterations >= _SETTLED_ITERATIONS
 
     @property
-    def lost_share(self) -> float:
-        """Share of the gain in evaluation return, first to best, that the newest evaluation has lost; 0 without
-        evaluations.
-        """
+    def gain(self) -> float:
+        """Gain in evaluation return, first to best; 0 without evaluations, or if it is next to nothing beside them."""
         if self.evaluation is None:
             return 0.0
-        began, best, newest = self.evaluation
-        return (best - newest) / (best - began) if best > began else 0.0
+        began, best, _newest = self.evaluation
+        return best - began if best - began > _LEAST_GAIN * max(map(abs, self.evaluation)) else 0.0
+
+    @property
+    def lost_share(self) -> float:
+        """Share of the gain in evaluation return that the newest evaluation has lost; 0 without a gain."""
+        if self.evaluation is None or self.gain <= 0:
+            return 0.0
+        _began, best, newest = self.evaluation
+        return (best - newest) / self.gain
 
     @property
     def at_target(self) -> bool:
@@ -68,9 +75,7 @@ class HealthContext(NamedTuple):
     @property
     def at_its_best(self) -> bool:
         """Whether the newest evaluation has reached the target or lost less than 2 % of the gain so far."""
-        return self.at_target or (
-            self.evaluation is not None and self.evaluation[1] > self.evaluation[0] and self.lost_share < _NEXT_TO_BEST
-        )
+        return self.at_target or (self.gain > 0 and self.lost_share < _NEXT_TO_BEST)
 
     def has_reached(self, share: float) -> bool:
         """Whether at least `share` (0 to 1) of the planned steps is done. With an unknown number of steps only a

@@ -327,6 +327,12 @@ def test_an_evaluation_that_lost_what_was_gained(newest, level):
     assert levels(*said(HealthContext(share=0.6, evaluation=(10.0, 500.0, newest)))) == [level]
 
 
+def test_a_gain_next_to_nothing_cannot_be_lost():
+    assert levels(*said(HealthContext(share=0.6, evaluation=(-2.51e-6, -2.5e-6, -0.456)))) == ["ok"]
+    nothing_gained = HealthContext(share=0.5, evaluation=(5.0, 5.001, 5.001))
+    assert judged(("bad", 2.0), [3.0] * 20, nothing_gained, unless="best")[-1].wanted != "at its best"
+
+
 def test_a_run_that_began_well_may_vary():
     assert levels(*said(HealthContext(share=0.6, evaluation=(-165.0, -79.2, -84.2), target=-75.5))) == ["ok"]
 
