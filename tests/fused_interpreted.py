@@ -27,6 +27,21 @@ from operant.nn import Muon, RunningNormalizer, mlp
 replay.EARLY_BLOCKS, replay.EARLY_THREADS, replay.LATE_THREADS = 1, 32, 24
 
 
+@triton.jit
+def copy_kernel(x_ptr, y_ptr, COUNT: tl.constexpr):
+    index = tl.arange(0, COUNT)
+    tl.store(y_ptr + index, tl.load(x_ptr + index))
+
+
+def copy_case(read, written):
+    """Words of the error that copying 16 numbers raises, from a tensor of `read` to one of `written`; "" if none."""
+    try:
+        copy_kernel[(1,)](torch.zeros(read), torch.zeros(written), COUNT=16)
+    except Exception as error:
+        return str(error)
+    return ""
+
+
 def reconfigure(ppo, config, precision):
     """Switch to a small tile config, by default one whose chunks have several tiles. Other precisions emulate tensor
     cores, but not the hardware tanh.

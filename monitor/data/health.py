@@ -53,7 +53,9 @@ class HealthContext(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """Gain in evaluation return, first to best; 0 without evaluations, or if it is next to nothing beside them."""
+        """Increase of the evaluation return from the first to the best evaluation; 0 without evaluations, or if it is
+        less than a thousandth of their largest absolute value.
+        """
         if self.evaluation is None:
             return 0.0
         began, best, _newest = self.evaluation
@@ -61,7 +63,7 @@ class HealthContext(NamedTuple):
 
     @property
     def lost_share(self) -> float:
-        """Share of the gain in evaluation return that the newest evaluation has lost; 0 without a gain."""
+        """Share of the increase `gain` that the newest evaluation has lost; 0 without a gain."""
         if self.evaluation is None or self.gain <= 0:
             return 0.0
         _began, best, newest = self.evaluation

@@ -111,6 +111,12 @@ def gradient_groups():
     return {"resident": resident, "per-layer": per_layer, "rounded": rough}
 
 
+def test_the_interpreter_refuses_addresses_outside_of_the_tensors():
+    sizes = [(16, 16), (12, 16), (16, 12)]
+    found = interpreted([("copy", {"read": read, "written": written}) for read, written in sizes])
+    assert found[0] == "" and all("4 of 16 addresses are outside" in words for words in found[1:])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("half", [0, 1], ids=["some", "others"])
 @pytest.mark.parametrize("group", ["resident", "per-layer", "rounded"])

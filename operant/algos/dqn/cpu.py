@@ -35,7 +35,7 @@ def use_manual_backward(dqn: DQN) -> None:
 
 
 class ManualPasses:
-    """Methods that replace those of a `DQN` on a CPU: outputs and gradient, without autograd through the network."""
+    """Hand-written forward and backward passes of a `DQN`'s networks on a CPU, in place of its methods by autograd."""
 
     def __init__(self, dqn: DQN) -> None:
         self._dqn = dqn

@@ -53,8 +53,8 @@ def build(task: ActorCriticTask) -> ActorCriticEngine | None:
 
 
 def _engine(task: ActorCriticTask, precision: str, *, wide: bool) -> tuple[ActorCriticEngine | None, str | None]:
-    """Return the engine for narrow (up to 256 units) or, with `wide`, for wide networks, or None and the reason why the
-    GPU cannot run it.
+    """Create the fused kernels for narrow (up to 256 units) or, with `wide`, for wide networks. Returns them, or None
+    and the reason why the GPU cannot run them.
     """
     from operant.kernels.actor_critic.narrow.engine import NarrowEngine
     from operant.kernels.actor_critic.wide.c51 import C51Engine

@@ -28,7 +28,9 @@ def action_columns(SPEC: tl.constexpr):
 
 @triton.jit
 def is_action(SPEC: tl.constexpr):
-    """Return the mask of the columns of a tile that hold an action, (1, columns): those after the observation."""
+    """Return the mask of an action tile's columns that hold values of the action, (1, columns); others hold
+    observations or padding.
+    """
     column = action_columns(SPEC)
     return ((column >= SPEC.observation) & (column < SPEC.observation + SPEC.action))[None, :]
 

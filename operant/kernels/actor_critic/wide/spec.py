@@ -186,7 +186,9 @@ def describe(task: ActorCriticTask, precision: str) -> WideSpec:
 
 
 def own_first_layer(shape: WideSpec) -> bool:
-    """Whether the first layer has kernels of its own, for few input columns."""
+    """Whether the first layer's inputs are few enough for the kernels of `first_layer`; otherwise it is computed like
+    any other layer.
+    """
     return shape.columns <= MAX_FIRST_COLUMNS
 
 
