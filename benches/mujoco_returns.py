@@ -82,18 +82,10 @@ _HALF_CHEETAH = (
     *("algo.gamma=0.98", "algo.gae_lambda=0.9", "run.steps=100M", "eval.every=120", "eval.episodes=256"),
 )
 _SWIMMER = ("env.lanes=128", "algo.minibatches=64", "run.steps=16M")
-_REACHER = (
-    *("env.lanes=4096", "algo.precision=bf16", "algo.optimizer=muon", "algo.learning_rate=3e-3", "run.steps=40M"),
-)
+_REACHER = ("env.lanes=4096", "run.steps=100M", "eval.every=100")
 _PUSHER = (
-    *(
-        "env.lanes=4096",
-        "net.hidden=[256,256]",
-        "algo.precision=bf16",
-        "algo.optimizer=muon",
-        "algo.learning_rate=1e-3",
-    ),
-    *("algo.gamma=0.95", "run.steps=50M", "eval.every=60"),
+    *("env.lanes=128", "algo.horizon=8", "algo.updates_per_step=16", "algo.batch_size=512", "net.hidden=[256,256]"),
+    *("algo.n_step=1", "algo.precision=bf16", "algo.replay_capacity=2M", "eval.every=100", "run.steps=1800k"),
 )
 _DOUBLE_PENDULUM = ("algo.learning_rate=3e-4", "run.steps=8M")
 JOBS = (
@@ -104,7 +96,7 @@ JOBS = (
     Job("ppo/walker2d", 45.0),
     Job("ppo/half_cheetah", 30.0, _HALF_CHEETAH),
     Job("ppo/reacher", 30.0, _REACHER),
-    Job("ppo/pusher", 30.0, _PUSHER),
+    Job("sac/pusher", 30.0, _PUSHER),
     Job("ppo/swimmer", 30.0, _SWIMMER),
     Job("ppo/inverted_double_pendulum", 30.0, _DOUBLE_PENDULUM),
     Job("ppo/inverted_pendulum", 30.0),

@@ -2,6 +2,8 @@
 
 MuJoCo's result is accurate to its tolerance (1e-6 m), and where a whole line is nearest it is an arbitrary point of it.
 Here it is the nearest point to rounding, and the middle of such a line: distances and normals agree to the tolerance.
+MuJoCo 4 adds a second contact where a capsule lies along a cap of a cylinder (flag `multiccd`, on by default); there is
+one here, as in MuJoCo with the flag disabled.
 """
 
 from __future__ import annotations

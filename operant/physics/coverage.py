@@ -2,46 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from operant.errors import OperantError
 from operant.physics import constants as c
 
+if TYPE_CHECKING:
+    from operant.physics.model import Model
+
 INSTEAD = "step the model by MuJoCo itself, in a gymnasium.Env (--env FILE.py:CLASS)"
 
 
-def refuse_uncovered(m: Any, labels: Mapping[str, tuple[str, ...]]) -> None:
-    """Check a `mujoco.MjModel`. Raises OperantError that names every element that is not covered."""
-    found = list(dict.fromkeys(_uncovered(m, labels)))
-    if found:
+def refuse_unread(compiled: Any) -> None:
+    """Check the fields of a `mujoco.MjModel` that a `Model` does not keep. Raises OperantError that names every element
+    that is not covered.
+    """
+    _refuse(_unread(compiled))
+
+
+def refuse_uncovered(model: Model) -> None:
+    """Check a model. Raises OperantError that names every element that is not covered."""
+    _refuse(_uncovered(model))
+
+
+def _refuse(elements: Iterable[str]) -> None:
+    if found := list(dict.fromkeys(elements)):
         raise OperantError(f"the physics engine does not cover {'; '.join(found)}: {INSTEAD}")
 
 
-def _uncovered(m: Any, labels: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """Phrases that name the elements of a model that are not covered, one for each."""
-
-    def name(kind: str, k: int) -> str:
-        return f"{kind} {labels[kind][k] or k!r}"
-
+def _unread(m: Any) -> Iterator[str]:
+    """Phrases that name the elements of a `mujoco.MjModel` that are not covered and that a `Model` does not keep."""
     for count, what in (
         ("nflex", "flexible bodies"), ("nplugin", "plugins"), ("nhistory", "delays"),
         ("nplastic", "plasticity"), ("nmocap", "mocap bodies"), ("ngravcomp", "gravity compensation"),
     ):  # fmt: skip
         if getattr(m, count):
             yield what
-    if m.opt.integrator == c.IMPLICIT:
-        yield "the integrator implicit (Euler, RK4 and implicitfast are covered)"
-    if m.opt.solver == c.CG:
+    disabled = [group for group in sorted(set(m.actuator_group)) if m.opt.disableactuator >> int(group) & 1]
+    if disabled:
+        yield f"the disabled actuators (actuatorgroupdisable, group {', '.join(map(str, disabled))})"
+    if m.actuator_dampingpoly.any():
+        yield "damping and armature of actuators and tendons"
+    if m.pair_adhesion.any():
+        yield "adhesion of a pair of geoms"
+
+
+def _uncovered(m: Model) -> Iterator[str]:
+    """Phrases that name the elements of a model that are not covered, one for each."""
+
+    def name(kind: str, k: int) -> str:
+        return f"{kind} {m.labels[kind][k] or k!r}"
+
+    if m.opt_integrator not in (c.EULER, c.RK4, c.IMPLICITFAST):
+        known = {c.IMPLICIT: "implicit", c.DISCRETE: "discrete"}.get(m.opt_integrator, m.opt_integrator)
+        yield f"the integrator {known} (Euler, RK4 and implicitfast are covered)"
+    if m.opt_solver not in (c.NEWTON, c.PGS):
         yield "the solver CG (Newton and PGS are covered)"
-    if m.ntree > c.MOST_TREES and not m.opt.disableflags & c.NO_ISLAND:
+    if m.ntree > c.MOST_TREES and not m.opt_disableflags & c.NO_ISLAND:
         yield f"more than {c.MOST_TREES} kinematic trees (unless the flag island is disabled)"
     if (m.eq_type > c.EQUAL_TENDON).any():
         yield "equality constraints of flexible bodies and distances"
-    if m.opt.noslip_iterations:
+    if m.opt_noslip_iterations:
         yield "noslip iterations"
-    if m.opt.enableflags & ~2:  # energy changes nothing
+    if m.opt_enableflags & ~2:  # energy changes nothing
         yield "the enabled flags (override, fwdinv, invdiscrete, sleep ...)"
+    if m.body_gravcomp.any():
+        yield "gravity compensation"
     for k in range(m.njnt):
         if m.jnt_stiffnesspoly[k].any() or (m.jnt_type[k] < c.SLIDE and m.jnt_stiffness[k]):
             yield f"the spring of {name('joint', k)}"

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from operant.errors import BadFileError, OperantError
+from operant.errors import BadFileError, MachineError, OperantError
 
 _COUNTS = "nq nv nu na nbody njnt ngeom nsite ntendon nactuator nout nsensor nsensordata ntree nexclude npair neq"
 _OPTIONS = (
@@ -63,11 +63,14 @@ _NAMED = {
 
 _SOURCES = (
     "body_mass body_inertia body_pos body_quat body_ipos body_iquat body_parentid jnt_type jnt_pos jnt_axis "
-    "dof_armature geom_type geom_size qpos0"
+    "dof_armature geom_type geom_size site_pos wrap_prm qpos0"
 )
 """Fields from which MuJoCo's compiler and `mj_setConst` derive others."""
 
-_DERIVED = "body_subtreemass body_invweight0 dof_invweight0 dof_M0 tendon_invweight0 geom_rbound stat_meaninertia"
+_DERIVED = (
+    "body_subtreemass body_invweight0 dof_invweight0 dof_M0 tendon_length0 tendon_invweight0 geom_rbound "
+    "stat_meaninertia"
+)
 """Fields that they derive."""
 
 
@@ -90,12 +93,18 @@ class Model:
     @classmethod
     def from_mjcf(cls, source: str | Path, edit: Callable[[Any], None] | None = None) -> Model:
         """Model of an MJCF file, or of the text of one; `edit` may change its `mujoco.MjSpec` before it is compiled.
-        Raises OperantError without `mujoco`, for what it cannot read, and for elements that the engine does not cover.
+        Raises MachineError without `mujoco` 4, OperantError for what it cannot read and for elements that the engine
+        does not cover.
         """
         try:
             import mujoco
         except ImportError:
-            raise OperantError("reading an MJCF model needs mujoco: pip install mujoco") from None
+            raise MachineError("reading an MJCF model needs mujoco: pip install 'mujoco>=4,<5'") from None
+        if not mujoco.__version__.startswith("4."):
+            raise MachineError(
+                f"reading an MJCF model needs mujoco 4, and {mujoco.__version__} is installed: "
+                "pip install 'mujoco>=4,<5'"
+            )
         text = str(source)
         # Otherwise warnings, such as of a deprecated attribute, go to stderr and to MUJOCO_LOG.TXT.
         mujoco.set_mju_user_warning(lambda warning: None)
@@ -119,7 +128,7 @@ class Model:
         """Model of a `mujoco.MjModel`. Raises OperantError for elements that the engine does not cover."""
         import mujoco
 
-        from operant.physics.coverage import refuse_uncovered
+        from operant.physics.coverage import refuse_uncovered, refuse_unread
 
         arrays = {name: np.array(getattr(compiled, name)) for name in _COUNTS.split()}
         arrays |= {f"opt_{name}": np.array(getattr(compiled.opt, name)) for name in _OPTIONS.split()}
@@ -133,8 +142,10 @@ class Model:
             number = getattr(mujoco.mjtObj, f"mjOBJ_{constant}")
             count = getattr(compiled, "njnt" if kind == "joint" else f"n{kind}")
             labels[kind] = tuple(mujoco.mj_id2name(compiled, number, k) or "" for k in range(count))
-        refuse_uncovered(compiled, labels)
-        return cls(_frozen(arrays), labels)
+        refuse_unread(compiled)
+        model = cls(_frozen(arrays), labels)
+        refuse_uncovered(model)
+        return model
 
     @classmethod
     def load(cls, data: bytes) -> Model:
@@ -158,9 +169,12 @@ class Model:
         return zlib.compress(len(head).to_bytes(4, "little") + head + numbers, 9)
 
     def replace(self, **changes: Any) -> Model:
-        """Copy with other values, of the same shapes. Raises OperantError for a name or a shape that does not fit, and
-        for a field from which MuJoCo's compiler derives others, such as the inverse weights from masses.
+        """Copy with other values, of the same shapes. Raises OperantError for a name or a shape that does not fit, for
+        a field from which MuJoCo's compiler derives others, such as the inverse weights from masses, and for values
+        that the engine does not cover.
         """
+        from operant.physics.coverage import refuse_uncovered
+
         arrays = dict(self.arrays)
         for name, value in changes.items():
             if name not in arrays:
@@ -179,7 +193,9 @@ class Model:
             if new.shape != arrays[name].shape:
                 raise OperantError(f"{name} has shape {arrays[name].shape}, not {new.shape}")
             arrays[name] = new
-        return Model(_frozen(arrays), self.labels)
+        changed = Model(_frozen(arrays), self.labels)
+        refuse_uncovered(changed)
+        return changed
 
     @functools.cached_property
     def digest(self) -> bytes:

@@ -477,14 +477,13 @@ def actuation(
     if m.opt_disableflags & c.NO_ACTUATION:
         state.qfrc_actuator, state.actuator_force = forces, [0.0] * m.nactuator
         return
-    unclipped = ctrl
     if not m.opt_disableflags & c.NO_CLAMPCTRL:
         ctrl = [clipped(x, m.actuator_ctrlrange[k]) if m.actuator_ctrllimited[k] else x for k, x in enumerate(ctrl)]
     # All controls are 0 where one is bad.
     fine: Number = 1.0
     for x in ctrl:
         fine = select(less(abs(x), c.MAXVAL), fine, 0.0)
-    ctrl, unclipped = ([select(less(0.5, fine), x, 0.0) for x in values] for values in (ctrl, unclipped))
+    ctrl = [select(less(0.5, fine), x, 0.0) for x in ctrl]
     for k in range(m.nactuator):
         gear, target = float(m.actuator_gear[k, 0]) * gear_factor, int(m.actuator_trnid[k, 0])
         if m.actuator_trntype[k] == c.IN_TENDON:
@@ -493,12 +492,12 @@ def actuation(
         else:
             dof = int(m.jnt_dofadr[target])
             moment, length, speed = {dof: gear}, gear * q[m.jnt_qposadr[target]], gear * v[dof]
-        drive, raw = (values[m.actuator_ctrladr[k]] for values in (ctrl, unclipped))
+        drive = ctrl[m.actuator_ctrladr[k]]
         if m.actuator_dyntype[k] != c.NO_DYNAMICS:
             at = int(m.actuator_actadr[k] + m.actuator_actnum[k]) - 1
             tau = max(c.MINVAL, float(m.actuator_dynprm[k, 0]))
             state.act_dot[at] = drive if m.actuator_dyntype[k] == c.INTEGRATOR else (drive - act[at]) / tau
-            drive = raw = act[at]
+            drive = act[at]
         gain, bias = (float(x) for x in m.actuator_gainprm[k, :1]), [float(x) for x in m.actuator_biasprm[k, :3]]
         factor: Number = next(gain)
         if m.actuator_gaintype[k] == c.AFFINE:
@@ -509,7 +508,7 @@ def actuation(
         if m.actuator_forcelimited[k]:
             force = clipped(force, m.actuator_forcerange[k])
         if m.opt_integrator == c.IMPLICITFAST:
-            state.actuator_slope.append(_actuator_slope(m, k, raw, force))
+            state.actuator_slope.append(_actuator_slope(m, k, drive, force))
         state.actuator_moment.append(moment)
         state.actuator_force.append(force)
         state.actuator_length.append(length)
@@ -520,19 +519,27 @@ def actuation(
             dof = int(m.jnt_dofadr[joint])
             forces[dof] = clipped(forces[dof], m.jnt_actfrcrange[joint])
     state.qfrc_actuator = forces
+    # Slopes of the actuators on a joint are 0 where the sum of its forces is at its limit.
+    for k in range(len(state.actuator_slope)):
+        joint = int(m.actuator_trnid[k, 0])
+        if m.actuator_trntype[k] != c.IN_TENDON and m.jnt_actfrclimited[joint]:
+            force = forces[int(m.jnt_dofadr[joint])]
+            state.actuator_slope[k] = _within(m.jnt_actfrcrange[joint], force, state.actuator_slope[k])
 
 
 def _actuator_slope(m: Model, k: int, drive: Number, force: Number) -> Number:
-    """Derivative of an actuator's force by its velocity; 0 at the limit of the force (`mjd_actuator_vel`). MuJoCo takes
-    the control here, `drive`, before it is clipped.
+    """Derivative of an actuator's force by its velocity; 0 at the limit of the force (`mjd_actuator_vel`). `drive` is
+    the clipped control, or the activation.
     """
     slope: Number = float(m.actuator_biasprm[k, 2]) if m.actuator_biastype[k] == c.AFFINE_BIAS else 0.0
     if m.actuator_gaintype[k] == c.AFFINE:
         slope = slope + float(m.actuator_gainprm[k, 2]) * drive
-    if m.actuator_forcelimited[k]:
-        low, high = (float(x) for x in m.actuator_forcerange[k])
-        slope = select(less(low, force), select(less(force, high), slope, 0.0), 0.0)
-    return slope
+    return _within(m.actuator_forcerange[k], force, slope) if m.actuator_forcelimited[k] else slope
+
+
+def _within(bounds: np.ndarray, force: Number, slope: Number) -> Number:
+    """`slope` where a force lies between `bounds`, [low, high], else 0."""
+    return select(less(float(bounds[0]), force), select(less(force, float(bounds[1])), slope, 0.0), 0.0)
 
 
 def next_activation(m: Model, act: Vector, act_dot: Vector) -> Vector:
