@@ -2,6 +2,7 @@
 
 OperantError                 1   failed in training
 ├── ConfigError              2   anything wrong in a configuration
+├── ModelError               2   a robot's model, or a task on it, cannot be built
 ├── UsageError               2   anything wrong on the command line
 ├── UntrustedError           2   a run's configuration would import code that is not known to be this user's
 ├── NotFoundError            3   a named run, checkpoint or file does not exist, or the name is ambiguous
@@ -45,6 +46,12 @@ class ConfigError(OperantError):
             f"{source} has {count}\n"
             + "\n".join(f"  {line}" for line in (*self.problems, *((advice,) if advice else ())))
         )
+
+
+class ModelError(OperantError):
+    """Raised for a robot's model that cannot be read or is not covered, and for a task that does not fit its model."""
+
+    exit_code = 2
 
 
 class UsageError(OperantError):

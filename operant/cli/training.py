@@ -268,6 +268,10 @@ def _dry_run(asked: Request, trusted: bool) -> None:
         return
     # A run on a GPU may be estimated on a machine without one.
     device = find_device(resolved.run.device) if torch.cuda.is_available() else torch.device("cpu")
+    if (file := resolved.environment_file) is not None and not resolved.hosted:
+        from operant.worlds.quick_check import require_sound
+
+        say(*(f"warning: {line}" for line in require_sound(resolved.environment, file, resolved.params, device)))
     footprint = estimate(resolved, device)
     out(
         "",

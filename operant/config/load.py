@@ -273,7 +273,10 @@ def _conflicts(raw: RawConfig, bound: resolve.Bound, env: Any, checked: Mapping[
         candidates = sections.LANES_TRIED if env.lanes == "auto" else (env.lanes,)
         problems = [_lane_problems(algo, net, lanes) for lanes in candidates]
         for key, message in problems[-1] if all(problems) else ():
-            raw.problem(raw.location(("algo", key), ("env", "lanes")), f"algo.{key}: {message}")
+            # A key of the command line that the message names is the cause, rather than one of the file.
+            named = [("algo", name) for name in (key, *re.findall(r"algo\.(\w+)", message))]
+            typed = [name for name in named if raw.typed(name)]
+            raw.problem(raw.location(*typed, ("algo", key), ("env", "lanes")), f"algo.{key}: {message}")
     for key, message in run.problems() if run is not None else ():
         raw.problem(raw.location(("run", key)), f"run.{key}: {message}")
 

@@ -71,7 +71,8 @@ def _nearest_key(key: Key, known: Mapping[str, Sequence[str]]) -> str:
     section.
 
     In order of preference: the new name of a renamed key, Operant's name of another library's key, a key with the same
-    last part in another section, a similar or longer key of the same section, a similar section or key.
+    last part in another section, both ends of a range, a similar or longer key of the same section, a similar section
+    or key.
     """
     name, names = ".".join(key), [f"{section}.{other}" for section, keys in known.items() for other in keys]
     if (new := old_names.KEYS.get(name)) in names:
@@ -84,6 +85,9 @@ def _nearest_key(key: Key, known: Mapping[str, Sequence[str]]) -> str:
     if not elsewhere and (synonym := next((meant for meant in synonyms if meant in names), None)):
         note = old_names.NOTES.get(key[-1])
         return did_you_mean(synonym) + (f" ({note})" if note else "")
+    ends = [f"{key[-1].removesuffix('_range')}_{end}" for end in ("min", "max")]
+    if key[-1].endswith("_range") and not elsewhere and all(end in siblings for end in ends):
+        return f" - it is two keys here: {' and '.join(repr(siblings[end]) for end in ends)}"
     if sibling or elsewhere:
         return did_you_mean(elsewhere[0] if elsewhere else sibling)
     last = {other.split(".")[-1]: other for other in names}

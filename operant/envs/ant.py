@@ -115,7 +115,7 @@ ENV = physics_env(
     reads={"torso": "xpos torso", "cfrc_ext": "cfrc_ext"},
     view=View(width=4.0, azimuth=110.0, elevation=30.0, height=0.4),
     tally=("reward_forward", "reward_ctrl", "reward_contact", "reward_survive"),
-    ranges={"frame_skip": (1, 1000)},
+    ranges={"frame_skip": (1, 1000), "reset_noise_scale": (0, None)},
     step_s=0.05,
     gymnasium="Ant-v5",
 )

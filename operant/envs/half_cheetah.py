@@ -65,7 +65,7 @@ ENV = physics_env(
     observe=observe,
     view=View(width=4.0, height=0.8),
     tally=("reward_forward", "reward_ctrl"),
-    ranges={"frame_skip": (1, 1000)},
+    ranges={"frame_skip": (1, 1000), "reset_noise_scale": (0, None)},
     step_s=0.05,
     gymnasium="HalfCheetah-v5",
 )

@@ -115,7 +115,7 @@ ENV = physics_env(
     reads=READS,
     view=View(width=3.5, azimuth=110.0, elevation=15.0, height=1.0),
     tally=("reward_survive", "reward_forward", "reward_ctrl", "reward_contact"),
-    ranges={"frame_skip": (1, 1000)},
+    ranges={"frame_skip": (1, 1000), "reset_noise_scale": (0, None)},
     step_s=0.015,
     gymnasium="Humanoid-v5",
 )

@@ -57,7 +57,7 @@ ENV = physics_env(
     reads=READS,
     view=View(width=3.5, azimuth=110.0, elevation=15.0, height=0.7),
     tally=("reward_linup", "reward_quadctrl", "reward_impact"),
-    ranges={"frame_skip": (1, 1000)},
+    ranges={"frame_skip": (1, 1000), "reset_noise_scale": (0, None)},
     step_s=0.015,
     gymnasium="HumanoidStandup-v5",
 )

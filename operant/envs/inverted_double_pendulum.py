@@ -77,7 +77,7 @@ ENV = physics_env(
     reads={"tip": "site_xpos tip", "constraint": "qfrc_constraint"},
     view=View(width=3.0, elevation=5.0, height=0.6, follow=False),
     tally=("reward_survive", "distance_penalty", "velocity_penalty"),
-    ranges={"frame_skip": (1, 1000)},
+    ranges={"frame_skip": (1, 1000), "reset_noise_scale": (0, None)},
     step_s=0.05,
     gymnasium="InvertedDoublePendulum-v5",
 )

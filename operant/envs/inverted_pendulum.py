@@ -56,7 +56,7 @@ ENV = physics_env(
     observe=observe,
     view=View(width=2.6, elevation=5.0, height=0.3, follow=False),
     tally=("reward_survive",),
-    ranges={"frame_skip": (1, 1000)},
+    ranges={"frame_skip": (1, 1000), "reset_noise_scale": (0, None)},
     step_s=0.04,
     gymnasium="InvertedPendulum-v5",
 )

@@ -90,7 +90,7 @@ from operant.compute.device import device
 from operant.compute.rng import uniform, uniform4
 from operant.envs.base import Box, Env, with_pixels
 from operant.envs.figure import READS, View, figure
-from operant.errors import BadFileError, MachineError, NotFoundError, OperantError
+from operant.errors import BadFileError, MachineError, ModelError, NotFoundError
 from operant.text import safe
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ __all__ = [
 ]
 
 MODELS_VARIABLE = "OPERANT_MODELS"
-"""Environment variable: folder of compiled models for a machine without `mujoco`."""
+"""Environment variable: folder of compiled models, named like their MJCF files, for a machine without `mujoco` 4."""
 
 COUNTERS = ("lost_contacts", "bad_states")
 """Tallies of every environment on a model, after its own."""
@@ -301,11 +301,11 @@ class PhysicsEnv(Env):
 
     def ready(self, params: Any = None) -> Env:
         """Copy of this environment whose functions simulate its model with `params` (None: defaults); itself if it is
-        ready already. Raises MachineError without `mujoco`, OperantError for a model that is not covered or wrong
+        ready already. Raises MachineError without `mujoco`, ModelError for a model that is not covered or wrong
         functions.
 
-        The compiled model is read from a folder of `models`, or the one that `OPERANT_MODELS` names, if it is there;
-        otherwise the MJCF file is compiled.
+        The compiled model is read from a folder of `models` if it is there. Otherwise the MJCF file is compiled, or
+        the compiled model read from the folder that `OPERANT_MODELS` names where `mujoco` or the file is missing.
         """
         if self.model is not None or self.source is None:
             return self
@@ -313,23 +313,33 @@ class PhysicsEnv(Env):
         for name, function, arguments in zip(_Rules._fields, self.rules, _ARGUMENTS, strict=True):
             given = list(inspect.signature(getattr(function, "py_func", function)).parameters)
             if len(given) != len(arguments) or not hasattr(function, "py_func"):
-                raise OperantError(
+                raise ModelError(
                     f"{self.name or 'the environment'}: `{name}` must be a device function {name}"
                     f"({', '.join(arguments)})"
                 )
+        if not hasattr(params, "frame_skip"):
+            raise ModelError(
+                f"{self.name or 'the environment'}: Params needs frame_skip, the steps of the model in a step of the "
+                "environment, such as frame_skip: int = 5"
+            )
         model = _model(self.source, self.models)
+        numbers = self.action.size if isinstance(self.action, Box) else 0
+        if self.rules.control is _action and model.nu not in (0, numbers):
+            raise ModelError(
+                f"{self.name or 'the environment'}: the model has {model.nu} controls and `action` has {numbers} "
+                f"numbers: action=Box({model.nu}, low, high), or write the controls in `control(d, action, ctrl, p)`"
+            )
         changed = model if self.modified is None else self.modified(model, params)
         observation = self.observation if self.observation_of is None else self.observation_of(params)
         plain = replace(self, name="", pixels=0, observation=observation, models=())
         built = _built(plain, _ByDigest(changed))
-        skip = getattr(params, "frame_skip", 1)
         built = replace(
             built,
             name=self.name,
             ranges=self.ranges,
             warnings=self.warnings,
             model=model,
-            step_s=skip * float(changed.opt_timestep),
+            step_s=params.frame_skip * float(changed.opt_timestep),
         )
         return with_pixels(built, self.pixels) if self.pixels else built
 
@@ -410,19 +420,32 @@ def _action(d, action, ctrl, p):
 
 
 def _model(source: MJCF, models: tuple[Path, ...]) -> Model:
-    """Model of an MJCF file: compiled earlier, if one of the folders holds it, else by `mujoco`."""
+    """Model of an MJCF file: compiled earlier, if one of the folders holds it, else by `mujoco`, else the one in the
+    folder that `OPERANT_MODELS` names.
+    """
+    for folder in models:
+        if (path := Path(folder, source.name)).is_file():
+            return _loaded(path)
+    try:
+        if importlib.util.find_spec("mujoco") is None:
+            raise MachineError(f"{Path(source.path).name} is compiled by mujoco: pip install 'operant[{source.extra}]'")
+        path = source.file()
+        return _compiled(str(path), path.stat().st_mtime_ns, source.edit)
+    except MachineError:
+        spare = os.environ.get(MODELS_VARIABLE)
+        if spare and (path := Path(spare, source.name)).is_file():
+            return _loaded(path)
+        raise
+
+
+def _loaded(path: Path) -> Model:
+    """Model that was compiled earlier. Raises BadFileError if its file is damaged."""
     from operant.physics import Model
 
-    for folder in (*models, os.environ.get(MODELS_VARIABLE)):
-        if folder and (path := Path(folder, source.name)).is_file():
-            try:
-                return Model.load(path.read_bytes())
-            except BadFileError as error:
-                raise BadFileError(f"{safe(str(path), 400)}: {error}. Delete it: mujoco makes it again") from None
-    if importlib.util.find_spec("mujoco") is None:
-        raise MachineError(f"{Path(source.path).name} is compiled by mujoco: pip install 'operant[{source.extra}]'")
-    path = source.file()
-    return _compiled(str(path), path.stat().st_mtime_ns, source.edit)
+    try:
+        return Model.load(path.read_bytes())
+    except BadFileError as error:
+        raise BadFileError(f"{safe(str(path), 400)}: {error}. Delete it: mujoco makes it again") from None
 
 
 @functools.cache
@@ -594,7 +617,7 @@ def _with_memory(begin: Any, act: Any, engine: Engine) -> tuple[Any, Any]:
 
 def _reads(env: PhysicsEnv, model: Model) -> dict[str, tuple[str, int, int]]:
     """By name: source array, first number in it and count of numbers of each field that `env.reads` names. Raises
-    OperantError for an unknown name.
+    ModelError for an unknown name.
     """
     from operant.physics.layout import READS as KEPT
 
@@ -607,7 +630,7 @@ def _reads(env: PhysicsEnv, model: Model) -> dict[str, tuple[str, int, int]]:
             found[name] = (text, 0, int(model.sensor_dim[number]))
             continue
         if array not in arrays or (element and arrays[array][0] not in kinds):
-            raise OperantError(
+            raise ModelError(
                 f"reads of {name!r} is {text!r}: it must be an array ({', '.join(arrays)}), one of bodies, geoms or "
                 "sites with the name of one of them, or `sensor` with the name of a sensor"
             )
@@ -662,7 +685,7 @@ def _random_joints(model: Model, first: int) -> Any:
     for j in range(model.njnt):
         place, kind = first + int(model.jnt_qposadr[j]), model.jnt_type[j]
         if kind == c.BALL:
-            raise OperantError("random_joints does not draw ball joints: draw them in `reset`")
+            raise ModelError("random_joints does not draw ball joints: draw them in `reset`")
         if kind == c.FREE:
             turns.append(place + 3)
         elif model.jnt_limited[j] or kind == c.HINGE:

@@ -65,7 +65,7 @@ ENV = physics_env(
     observe=observe,
     view=View(width=6.0, elevation=89.0, height=0.0, grid=1.0),
     tally=("reward_forward", "reward_ctrl"),
-    ranges={"frame_skip": (1, 1000)},
+    ranges={"frame_skip": (1, 1000), "reset_noise_scale": (0, None)},
     step_s=0.04,
     gymnasium="Swimmer-v5",
 )

@@ -88,7 +88,7 @@ ENV = physics_env(
     observe=observe,
     view=View(width=3.5, height=0.9),
     tally=("reward_forward", "reward_ctrl", "reward_survive"),
-    ranges={"frame_skip": (1, 1000)},
+    ranges={"frame_skip": (1, 1000), "reset_noise_scale": (0, None)},
     step_s=0.008,
     gymnasium="Walker2d-v5",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from operant.errors import OperantError
+from operant.errors import ModelError
 from operant.physics import constants as c
 
 if TYPE_CHECKING:
@@ -15,20 +15,20 @@ INSTEAD = "step the model by MuJoCo itself, in a gymnasium.Env (--env FILE.py:CL
 
 
 def refuse_unread(compiled: Any) -> None:
-    """Check the fields of a `mujoco.MjModel` that a `Model` does not keep. Raises OperantError that names every element
+    """Check the fields of a `mujoco.MjModel` that a `Model` does not keep. Raises ModelError that names every element
     that is not covered.
     """
     _refuse(_unread(compiled))
 
 
 def refuse_uncovered(model: Model) -> None:
-    """Check a model. Raises OperantError that names every element that is not covered."""
+    """Check a model. Raises ModelError that names every element that is not covered."""
     _refuse(_uncovered(model))
 
 
 def _refuse(elements: Iterable[str]) -> None:
     if found := list(dict.fromkeys(elements)):
-        raise OperantError(f"the physics engine does not cover {'; '.join(found)}: {INSTEAD}")
+        raise ModelError(f"the physics engine does not cover {'; '.join(found)}: {INSTEAD}")
 
 
 def _unread(m: Any) -> Iterator[str]:

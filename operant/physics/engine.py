@@ -21,7 +21,7 @@ import numpy as np
 from numpy import float32, int32
 
 from operant.compute.device import device, device_call
-from operant.errors import OperantError
+from operant.errors import ModelError
 from operant.physics import collide, collide_convex, fluids, implicit, sensors, smooth
 from operant.physics import constants as c
 from operant.physics.cones import cones
@@ -104,7 +104,7 @@ class Engine:
     def at(self, name: str) -> int:
         """Place in the scratch of a quantity that `build` was told to keep."""
         if f"read {name}" not in self.layout.at:
-            raise OperantError(f"{name} is not kept: build(model, reads=({name!r}, ...))")
+            raise ModelError(f"{name} is not kept: build(model, reads=({name!r}, ...))")
         return self.layout.at[f"read {name}"]
 
 
@@ -117,14 +117,14 @@ def build(
     apart: bool = False,
 ) -> Engine:
     """Engine of a model in float32 or float64 that keeps the quantities `reads` after a step. Compiles nothing yet.
-    Raises OperantError for pairs of geoms that it cannot collide and for unknown quantities.
+    Raises ModelError for pairs of geoms that it cannot collide and for unknown quantities.
 
     With `apart` the rows of PGS are in memory that `work` is given, and not in the scratch. On a GPU this must
     be global memory, in which the numbers of a lane are contiguous. In local memory the lanes of a warp share lines of
     the cache only if they read the same row.
     """
     if unknown := sorted({*scales} - {*SCALES}):
-        raise OperantError(
+        raise ModelError(
             f"the engine does not scale {', '.join(unknown)} of a lane; it scales {', '.join(SCALES)}. Another "
             "parameter holds for a run: `modified`, or the MJCF file"
         )
@@ -157,14 +157,14 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
     m = key.model
     unknown = [name for name in reads if name not in READS and not name.startswith("sensor ")]
     if unknown:
-        raise OperantError(f"the engine does not keep {', '.join(unknown)}; it keeps {', '.join(READS)}")
+        raise ModelError(f"the engine does not keep {', '.join(unknown)}; it keeps {', '.join(READS)}")
     pairs, tethers, ties = find_pairs(m), find_tethers(m), find_ties(m)
     if ties and {"mass", "armature"} & {*scales}:
-        raise OperantError(
+        raise ModelError(
             "the engine does not scale masses and armature of a lane where the model has equality constraints"
         )
     if ties and "cfrc_ext" in reads and (m.eq_type < c.EQUAL_JOINT).any():
-        raise OperantError(
+        raise ModelError(
             "the engine does not keep cfrc_ext where the model has the equality constraints connect and weld"
         )
     functions, most = {}, []
@@ -175,8 +175,8 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
             continue
         if names not in FUNCTIONS:
             labels = [m.names("geom")[g] or str(g) for g in pair.geoms]
-            raise OperantError(
-                f"the physics engine does not collide a {names[0]} with a {names[1]} (geoms {labels[0]} and "
+            raise ModelError(
+                f"the physics engine does not collide {names[0]} and {names[1]} (geoms {labels[0]} and "
                 f"{labels[1]}): exclude the pair by contype and conaffinity, or {INSTEAD}"
             )
         functions[pair.types(m)] = FUNCTIONS[names]

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from operant.errors import BadFileError, MachineError, OperantError
+from operant.errors import BadFileError, MachineError, ModelError
 
 _COUNTS = "nq nv nu na nbody njnt ngeom nsite ntendon nactuator nout nsensor nsensordata ntree nexclude npair neq"
 _OPTIONS = (
@@ -93,7 +93,7 @@ class Model:
     @classmethod
     def from_mjcf(cls, source: str | Path, edit: Callable[[Any], None] | None = None) -> Model:
         """Model of an MJCF file, or of the text of one; `edit` may change its `mujoco.MjSpec` before it is compiled.
-        Raises MachineError without `mujoco` 4, OperantError for what it cannot read and for elements that the engine
+        Raises MachineError without `mujoco` 4, ModelError for what it cannot read and for elements that the engine
         does not cover.
         """
         try:
@@ -118,14 +118,14 @@ class Model:
             else:
                 compiled = mujoco.MjModel.from_xml_path(text)
         except ValueError as error:
-            raise OperantError(f"MuJoCo cannot read the model: {error}") from None
+            raise ModelError(f"MuJoCo cannot read {'the model' if '<' in text else text}: {error}") from None
         finally:
             mujoco.set_mju_user_warning(None)
         return cls.from_compiled(compiled)
 
     @classmethod
     def from_compiled(cls, compiled: Any) -> Model:
-        """Model of a `mujoco.MjModel`. Raises OperantError for elements that the engine does not cover."""
+        """Model of a `mujoco.MjModel`. Raises ModelError for elements that the engine does not cover."""
         import mujoco
 
         from operant.physics.coverage import refuse_uncovered, refuse_unread
@@ -169,7 +169,7 @@ class Model:
         return zlib.compress(len(head).to_bytes(4, "little") + head + numbers, 9)
 
     def replace(self, **changes: Any) -> Model:
-        """Copy with other values, of the same shapes. Raises OperantError for a name or a shape that does not fit, for
+        """Copy with other values, of the same shapes. Raises ModelError for a name or a shape that does not fit, for
         a field from which MuJoCo's compiler derives others, such as the inverse weights from masses, and for values
         that the engine does not cover.
         """
@@ -178,20 +178,20 @@ class Model:
         arrays = dict(self.arrays)
         for name, value in changes.items():
             if name not in arrays:
-                raise OperantError(f"a model has no field {name!r}; fields are those of mjModel, such as geom_friction")
+                raise ModelError(f"a model has no field {name!r}; fields are those of mjModel, such as geom_friction")
             if name in (*_SOURCES.split(), *_DERIVED.split()):
                 why = (
                     "MuJoCo derives other constants from it, such as inverse weights"
                     if name in _SOURCES.split()
                     else "MuJoCo derives it from masses, lengths and the initial pose"
                 )
-                raise OperantError(
+                raise ModelError(
                     f"{name} cannot be replaced: {why}. Change the MJCF file; or edit a mujoco.MjModel, call "
                     "mujoco.mj_setConst and read it by Model.from_compiled"
                 )
             new = np.array(value, arrays[name].dtype)
             if new.shape != arrays[name].shape:
-                raise OperantError(f"{name} has shape {arrays[name].shape}, not {new.shape}")
+                raise ModelError(f"{name} has shape {arrays[name].shape}, not {new.shape}")
             arrays[name] = new
         changed = Model(_frozen(arrays), self.labels)
         refuse_uncovered(changed)
@@ -210,9 +210,9 @@ class Model:
         return self.labels[kind]
 
     def id(self, kind: str, name: str) -> int:
-        """Number of an element. Raises OperantError for an unknown name."""
+        """Number of an element. Raises ModelError for an unknown name."""
         if name not in self.labels[kind]:
-            raise OperantError(f"the model has no {kind} {name!r}; it has {', '.join(filter(None, self.labels[kind]))}")
+            raise ModelError(f"the model has no {kind} {name!r}; it has {', '.join(filter(None, self.labels[kind]))}")
         return self.labels[kind].index(name)
 
 

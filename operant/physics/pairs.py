@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from operant.errors import OperantError
+from operant.errors import ModelError
 from operant.physics import constants as c
 from operant.physics.model import Model
 from operant.physics.smooth import matrix_of, moving_dofs, tendon_dofs
@@ -57,7 +57,7 @@ def find_tethers(m: Model) -> list[Tether]:
 
 
 def find_pairs(m: Model) -> list[Pair]:
-    """All pairs of geoms that may touch, in the order in which MuJoCo numbers their contacts. Raises OperantError for
+    """All pairs of geoms that may touch, in the order in which MuJoCo numbers their contacts. Raises ModelError for
     geoms that cannot collide here.
     """
     if m.opt_disableflags & (c.NO_CONTACT | c.NO_CONSTRAINT):
@@ -159,7 +159,7 @@ def _mixed_pair(m: Model, a: int, b: int) -> Pair:
 def _named_pair(m: Model, k: int) -> Pair:
     """Pair that the model declares."""
     if m.pair_solreffriction[k].any():
-        raise OperantError("the physics engine does not cover solreffriction of contact pairs")
+        raise ModelError("the physics engine does not cover solreffriction of contact pairs")
     a, b = _ordered(m, int(m.pair_geom1[k]), int(m.pair_geom2[k]))
     return _pair(
         m, a, b, int(m.pair_dim[k]), float(m.pair_margin[k]), float(m.pair_gap[k]), m.pair_friction[k],

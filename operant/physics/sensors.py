@@ -12,7 +12,7 @@ from typing import Any
 from numpy import int32
 
 from operant.compute.device import device_call
-from operant.errors import OperantError
+from operant.errors import ModelError
 from operant.physics import constants as c
 from operant.physics.layout import Layout
 from operant.physics.model import Model
@@ -44,11 +44,25 @@ def subtree_velocities(m: Model, state: State) -> list[Vector]:
     return [scale(moment, 1.0 / max(c.MINVAL, float(m.body_subtreemass[body]))) for body, moment in enumerate(moments)]
 
 
+def is_covered(m: Model, k: int) -> bool:
+    """Whether the engine computes sensor k."""
+    kind, of = int(m.sensor_type[k]), int(m.sensor_objtype[k])
+    of_pose = (
+        (kind == c.FRAMEPOS or c.FRAMEXAXIS <= kind <= c.FRAMEZAXIS)
+        and of in (c.OBJ_BODY, c.OBJ_XBODY, c.OBJ_GEOM, c.OBJ_SITE)
+        and m.sensor_refid[k] < 0
+    )
+    simple = kind in (c.JOINTPOS, c.JOINTVEL, c.SUBTREECOM, c.SUBTREELINVEL, c.VELOCIMETER, c.GYRO)
+    return bool(not m.sensor_cutoff[k] and (simple or of_pose or is_touch(m, k)))
+
+
 def sensor(m: Model, state: State, q: Vector, v: Vector, k: int) -> Vector:
-    """Numbers of sensor k, which depends on positions and velocities. Raises OperantError for another type."""
+    """Numbers of sensor k, which depends on positions and velocities. Raises ModelError for another type."""
     kind, of, number = int(m.sensor_type[k]), int(m.sensor_objtype[k]), int(m.sensor_objid[k])
     if m.sensor_cutoff[k]:
-        raise OperantError(f"the physics engine does not cut off the sensor {m.names('sensor')[k] or str(k)!r}")
+        raise ModelError(f"the physics engine does not cut off the sensor {m.names('sensor')[k] or str(k)!r}")
+    if not is_covered(m, k):
+        raise ModelError(f"the physics engine does not compute the sensor {m.names('sensor')[k] or str(k)!r}")
     if kind == c.JOINTPOS:
         return [q[m.jnt_qposadr[number]]]
     if kind == c.JOINTVEL:
@@ -63,14 +77,8 @@ def sensor(m: Model, state: State, q: Vector, v: Vector, k: int) -> Vector:
         spin, slide = state.cvel[body][:3], state.cvel[body][3:]
         offset = subtract(place, state.subtree_com[m.body_rootid[body]])
         return rotate_back(turn, spin if kind == c.GYRO else add(slide, cross(spin, offset)))
-    if (
-        (kind == c.FRAMEPOS or c.FRAMEXAXIS <= kind <= c.FRAMEZAXIS)
-        and of in (c.OBJ_BODY, c.OBJ_XBODY, c.OBJ_GEOM, c.OBJ_SITE)
-        and m.sensor_refid[k] < 0
-    ):
-        place, turn = _pose(m, state, of, number)
-        return place if kind == c.FRAMEPOS else turn[kind - c.FRAMEXAXIS :: 3]
-    raise OperantError(f"the physics engine does not compute the sensor {m.names('sensor')[k] or str(k)!r}")
+    place, turn = _pose(m, state, of, number)
+    return place if kind == c.FRAMEPOS else turn[kind - c.FRAMEXAXIS :: 3]
 
 
 def _pose(m: Model, state: State, of: int, number: int) -> tuple[Vector, Vector]:

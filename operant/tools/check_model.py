@@ -15,8 +15,8 @@ from numpy import float32, float64
 
 from operant.envs import Box, device
 from operant.envs.physics import MJCF, PhysicsEnv, physics_env, write
-from operant.errors import OperantError
-from operant.physics import Model, build
+from operant.errors import ModelError
+from operant.physics import Model, build, sensors
 from operant.physics import constants as c
 from operant.tools.check import check as check_environment
 from operant.worlds.quick_check import Finding
@@ -47,17 +47,25 @@ def _observe(d, obs, p):
 
 def check(path: Path, report: Callable[[str], None] = lambda name: None) -> Iterator[Finding]:
     """Run every check of a model in order and yield each finding. `report` is called with the name of the next check.
-    Raises OperantError if the file cannot be read.
+    Raises MachineError without `mujoco` 4.
     """
     report("covered")
     try:
         model = Model.from_mjcf(path)
         build(model, float32)
-    except OperantError as error:
+    except ModelError as error:
         yield Finding("covered", False, str(error))
         return
     yield Finding("model", True, _contents(model))
-    yield Finding("covered", True, "every element")
+    if not model.nv:
+        yield Finding("moves", False, "the model has no joint: nothing moves")
+        return
+    unread = [model.names("sensor")[k] or str(k) for k in range(model.nsensor) if not sensors.is_covered(model, k)]
+    if unread:
+        left_out = f"a task cannot read the sensor{'s' * (len(unread) > 1)} {', '.join(unread)}"
+        yield Finding("covered", True, f"every element that moves the model; {left_out}", warning=True)
+    else:
+        yield Finding("covered", True, "every element")
     env = _task(model, path)
     report("float32 = float64")
     yield _precision(model)

@@ -198,6 +198,8 @@ def _resolve_lanes(
         config = auto_lanes.resolve(config, device, report=log.info, ranks=count)
     else:
         memory.require_memory(config, device, count)
+    if (starts := getattr(config.algo, "learning_starts", 0)) >= config.run.steps:
+        warnings.append(f"algo.learning_starts is {starts:,} and run.steps is {config.run.steps:,}: nothing is learned")
     return config, warnings
 
 

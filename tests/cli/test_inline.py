@@ -671,3 +671,13 @@ def test_hostile_text_in_a_run_reaches_no_terminal(here, tmp_path):
     told = "".join(here(*words).out for words in (("show", "hostile"), ("runs",), ("logs", "hostile")))
     assert not {"\x1b", "\x07", "\x9b", "\u202e", "\r"} & set(told)
     assert "onetwo" in told.replace("[2J", "")
+
+
+def test_a_run_too_short_to_learn_says_so(here, tmp_path):
+    done = here(
+        *("train", "--inline", "pendulum", "algo.name=sac", "env.lanes=8", "algo.horizon=4", "algo.batch_size=16"),
+        *("net.hidden=[8]", "eval.every=0", "run.steps=64", "run.target=none", "algo.learning_starts=100"),
+    )
+    assert done.code == 0
+    (log,) = tmp_path.glob("runs/*/log.txt")
+    assert "algo.learning_starts is 100 and run.steps is 64: nothing is learned" in log.read_text()

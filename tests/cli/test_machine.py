@@ -44,6 +44,12 @@ def test_dry_run_shows_origins_and_memory_and_starts_nothing(here, tmp_path):
     assert reserved.code == 2 and "run.name" in reserved.err and "not latest or live (got 'latest')" in reserved.err
 
 
+def test_dry_run_reports_a_mistake_in_a_users_environment_as_a_problem(here, tmp_path):
+    (tmp_path / "mine.py").write_text(MY_ENV.replace("float32(0.01)", "nonsense"))
+    done = here("train", "--dry-run", "--env", tmp_path / "mine.py")
+    assert done.code == 2 and "mine.py has 1 problem" in done.err and "nonsense" in done.err
+
+
 def test_dry_run_says_what_a_replay_takes_and_where(here):
     words = (
         "train",

@@ -644,6 +644,21 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
         [],
         ["ppo.toml:2: algo.minibatches: 32 lanes x 1 steps", "do not divide"],
     ),
+    "override that a key of the file contradicts": (
+        '[env]\nname = "pendulum"\nlanes = 16\n[algo]\nname = "sac"\nlearning_starts = 1000\n',
+        ["algo.replay_capacity=640"],
+        ["command line: algo.learning_starts: the replay holds 640 at most: raise algo.replay_capacity (got 1,000)"],
+    ),
+    "range as one key": (
+        "",
+        ["env.name=hopper", "env.params.healthy_z_range=1"],
+        ["command line: unknown key 'env.params.healthy_z_range' - it is two keys here: ", "healthy_z_max'"],
+    ),
+    "negative noise": (
+        "",
+        ["env.name=hopper", "env.params.reset_noise_scale=-1"],
+        ["command line: env.params.reset_noise_scale: input should be at least 0 (got -1)"],
+    ),
     "override does not divide": (
         "",
         ["algo.minibatches=7"],

@@ -16,6 +16,7 @@ from operant.envs.declaration import declaration_problems
 from operant.envs.language import language_problems, prints
 from operant.envs.physics import PhysicsEnv
 from operant.errors import BadFileError, MachineError, OperantError
+from operant.physics import Model
 from operant.worlds import Painter
 from operant.worlds.device_world import DeviceWorld
 
@@ -357,11 +358,21 @@ def test_an_author_writes_a_task_in_one_file(ball):
         (("xpos ball", "xpos bell"), "no body 'bell'"),
         (("xpos ball", "xposition"), "it must be an array"),
         (("ball.xml", "bell.xml"), "there is no model file"),
+        (("frame_skip: int = 5", "other: int = 5"), "Params needs frame_skip"),
+        (("Box(1, -1, 1)", "Box(2, -1, 1)"), r"has 1 controls and `action` has 2 numbers: action=Box\(1, low, high\)"),
     ],
 )
 def test_an_authors_mistake_is_named(ball, wrong, message):
     text = ball.read_text()
     assert wrong[0] in text
     ball.write_text(text.replace(*wrong))
-    with pytest.raises(OperantError, match=message):
+    with pytest.raises(OperantError, match=message) as caught:
         envs.find(str(ball)).ready()
+    assert caught.value.exit_code in (2, 3)
+
+
+def test_the_mjcf_file_counts_where_mujoco_is_installed(ball, monkeypatch, tmp_path):
+    other = Model.from_mjcf(BALL.replace("0.01", "0.02"))
+    (tmp_path / "ball.model").write_bytes(other.save())
+    monkeypatch.setenv("OPERANT_MODELS", str(tmp_path))
+    assert envs.find(str(ball)).ready().model.opt_timestep == 0.01

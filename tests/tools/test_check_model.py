@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from operant import envs
+from operant.errors import MachineError
 from operant.tools.check_model import check
 from operant.worlds.bounds import BoundsChecked
 
@@ -46,6 +47,26 @@ def test_an_element_that_is_not_covered_is_named(model):
     assert "the integrator implicit" in found[0].detail
 
 
+def test_a_model_without_joints_is_a_problem(model):
+    path = model()
+    path.write_text('<mujoco><worldbody><geom type="plane" size="1 1 1"/></worldbody></mujoco>')
+    contents, moves = check(path)
+    assert contents.passed and not moves.passed and moves.detail == "the model has no joint: nothing moves"
+
+
+def test_sensors_that_a_task_cannot_read_are_named(model):
+    path = model('<sensor><gyro name="turn" site="s"/><accelerometer name="push" site="s"/></sensor>')
+    path.write_text(path.read_text().replace('<body name="tip"', '<site name="s"/><body name="tip"'))
+    _, covered = itertools.islice(check(path), 2)
+    assert covered.passed and covered.warning and covered.detail.endswith("a task cannot read the sensor push")
+
+
+def test_a_missing_mujoco_is_no_fault_of_the_model(model, monkeypatch):
+    monkeypatch.setattr("mujoco.__version__", "3.3.6")
+    with pytest.raises(MachineError, match="needs mujoco 4"):
+        list(check(model()))
+
+
 def test_a_missing_or_broken_file_is_a_usage_error(model, here, tmp_path):
     missing = here("check", tmp_path / "none.xml")
     assert missing.code != 0 and "there is no model file" in missing.err
@@ -54,7 +75,7 @@ def test_a_missing_or_broken_file_is_a_usage_error(model, here, tmp_path):
     with pytest.raises(StopIteration):
         next(itertools.islice(check(path), 1, None))
     finding = next(check(path))
-    assert not finding.passed and "MuJoCo cannot read the model" in finding.detail
+    assert not finding.passed and f"MuJoCo cannot read {path}" in finding.detail
 
 
 def test_a_robot_is_compiled_for_a_gpu_with_its_solvers_matrix_in_memory():
