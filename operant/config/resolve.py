@@ -223,6 +223,10 @@ def params(raw: RawConfig, env: Any, known: Mapping[str, Sequence[str]]) -> Any:
             continue
         if problem := ranges.problem(env, name, values[name]):
             raw.problem(raw.location(key), f"{messages.dotted(key)}: {problem} (got {quoted(value)})")
+    if len(raw.problems) == problems:
+        for least, greatest, message in ranges.crossed(env, values):
+            keys = sorted((("env", "params", least), ("env", "params", greatest)), key=lambda key: not raw.typed(key))
+            raw.problem(raw.location(*keys), f"env.params.{least}: {message}")
     return env.Params(**values) if len(raw.problems) == problems else None
 
 

@@ -38,6 +38,19 @@ def problem(env: Env, name: str, value: object) -> str | None:
     return None if abs(value) <= LARGEST_FLOAT32 else "input should fit into a float32 (at most 3.4e38)"
 
 
+def crossed(env: Env, values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield (least, greatest, message) for each pair of parameters `NAME_min` and `NAME_max` whose least value is above
+    its greatest, unless their defaults are so. `values`: valid parameters that differ from the defaults.
+    """
+    defaults = _defaults(env)
+    now = {**defaults, **values}
+    pairs = [(name, f"{name.removesuffix('_min')}_max") for name in defaults if name.endswith("_min")]
+    for least, greatest in pairs:
+        if greatest in defaults and defaults[least] <= defaults[greatest] and now[least] > now[greatest]:
+            got = f"{_value_text(now[least])} and {_value_text(now[greatest])}"
+            yield least, greatest, f"input should be at most {greatest} (got {got})"
+
+
 def declaration_problems(env: Env) -> Iterator[str]:
     """Check an environment's declared ranges and the defaults of its parameters; yields one message per problem."""
     defaults = _defaults(env)
@@ -85,6 +98,8 @@ def checked(env: Env, given: Any = None) -> Any:
                 wrong.append(f"{what} has no parameter {name!r}{_name_hint(name, defaults)}")
             elif message := problem(env, name, value):
                 wrong.append(f"parameter {name!r} of {what}: {message} (got {_value_text(value)})")
+        if not wrong:
+            wrong += [f"parameter {least!r} of {what}: {message}" for least, _, message in crossed(env, values)]
     if wrong:
         raise UsageError("\n".join(wrong))
     return env.Params(

@@ -654,6 +654,11 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
         ["env.name=hopper", "env.params.healthy_z_range=1"],
         ["command line: unknown key 'env.params.healthy_z_range' - it is two keys here: ", "healthy_z_max'"],
     ),
+    "range whose least is above its greatest": (
+        "",
+        ["env.name=hopper", "env.params.healthy_angle_max=-1"],
+        ["command line: env.params.healthy_angle_min: input should be at most healthy_angle_max (got -0.2 and -1.0)"],
+    ),
     "negative noise": (
         "",
         ["env.name=hopper", "env.params.reset_noise_scale=-1"],

@@ -164,6 +164,11 @@ def test_unknown_parameters_are_refused(given, sentence):
         ranges.checked(BOUNDED, given)
 
 
+def test_a_least_value_above_its_greatest_is_refused():
+    with pytest.raises(UsageError, match=r"'healthy_z_min' of hopper: input should be at most healthy_z_max \(got 5"):
+        ranges.checked(envs.find("hopper"), {"healthy_z_min": 5.0, "healthy_z_max": 1.0})
+
+
 # DECLARATIONS
 
 
