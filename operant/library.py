@@ -170,6 +170,8 @@ class Run:
         """
         if missing := [name for name in ("matplotlib", "scipy") if find_spec(name) is None]:
             raise MachineError(f"plot needs {' and '.join(missing)}: pip install 'operant[plot]'")
+        _require_one_of("x", x, ("steps", "seconds"))
+        _require_within("smooth", smooth, 0.0, 0.5)
         from operant import plot
         from operant.display.picture import Picture
         from operant.plot import drawing, figure
@@ -213,6 +215,12 @@ class Run:
         from operant.display.picture import Picture
         from operant.play import load_policy, video
 
+        _require_one_of("form", form, ("gif", "mp4", "png"))
+        _require_one_of("renderer", renderer, ("operant", "mujoco"))
+        _require_within("seconds", seconds, 0.01, 36_000)
+        _require_within("episodes", episodes, 0, 1_000_000)
+        _require_within("lanes", lanes, 1, 256)
+        _require_within("size", size, 16, 2048)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"film.{form}"
             video.check(path, force=True)
@@ -507,6 +515,7 @@ def _train_here(
     from operant.training.callbacks import Hook
 
     live = _live(run, progress)
+    names = (logs,) if isinstance(logs, str) else tuple(logs)
 
     def call(controls: Controls, step: int, metrics: dict[str, float]) -> None:
         for callback in callbacks:
@@ -517,7 +526,7 @@ def _train_here(
     if live is not None:
         live.update()
     try:
-        embedded.train(run, resume=resume, hook=Hook(call, tuple(logs)), trusted=trusted)
+        embedded.train(run, resume=resume, hook=Hook(call, names), trusted=trusted)
     finally:
         _close(live, Run(run))
 
@@ -558,7 +567,20 @@ def _changeable(asked: Request, changes: Sequence[str], trusted: bool) -> Reques
 
     if (reason := callbacks.unsupported_reason(config)) is not None:
         raise UsageError(reason)
-    return dataclasses.replace(asked, overrides=(*asked.overrides, *callbacks.as_schedules(config, changes)))
+    keys = (changes,) if isinstance(changes, str) else changes
+    return dataclasses.replace(asked, overrides=(*asked.overrides, *callbacks.as_schedules(config, keys)))
+
+
+def _require_within(name: str, value: object, low: float, high: float) -> None:
+    """Raise UsageError if an argument is no number from `low` to `high`. None is an argument that was not given."""
+    if value is not None and not (isinstance(value, (int, float)) and low <= value <= high):
+        raise UsageError(f"{name} is {safe(repr(value), 80)}; it must be between {low:g} and {high:,}")
+
+
+def _require_one_of(name: str, value: object, words: Sequence[str]) -> None:
+    """Raise UsageError if an argument is none of `words`."""
+    if value not in words:
+        raise UsageError(f"{name} is {safe(repr(value), 80)}; it must be {', '.join(words[:-1])} or {words[-1]}")
 
 
 def _live(run: runs.Run, progress: bool) -> LiveProgress | None:

@@ -213,7 +213,7 @@ def test_changes_by_a_callback_are_repeated_without_it(one_thread):
         run.set(clip=0.1 if step < 3000 else 0.05)
 
     options = SMALL | {"anneal": False, "checkpoint_every": 4, "checkpoint_keep": 9, "record_hz": 1000}
-    changed = operant.train("cartpole", steps="4k", name="changed", callbacks=change, changes=["clip"], **options)
+    changed = operant.train("cartpole", steps="4k", name="changed", callbacks=change, changes="clip", **options)
     assert changed.config["algo"]["clip"] == {"piecewise": [[0, 0.2], [256, 0.1], [3072, 0.05]]}
     again = operant.train(config=changed.path / "config.toml", name="again", progress=False)
     assert tensors(again) == tensors(changed)
@@ -280,6 +280,17 @@ def test_an_exception_of_a_callback_is_raised_after_a_checkpoint(one_thread):
     assert run.resume(progress=False).state == "finished"
 
 
+def test_an_exit_by_a_callback_leaves_a_checkpoint(one_thread):
+    def leave(run, step, metrics):
+        sys.exit(3)
+
+    with pytest.raises(SystemExit) as left:
+        operant.train("cartpole", steps="4k", name="left", callbacks=leave, **SMALL)
+    (run,) = operant.list_runs("left")
+    described = run.describe()
+    assert left.value.code == 3 and described["last_checkpoint_step"] == described["step"] > 0
+
+
 def test_an_interrupt_stops_a_run_in_this_process_with_a_checkpoint(one_thread):
     """As in a cell of a notebook; the process has its handlers back."""
     before = signal.getsignal(signal.SIGINT)
@@ -309,6 +320,12 @@ def test_pictures_show_themselves_in_a_notebook_and_can_be_saved(one_thread, exa
         film.save(tmp_path / "film.mp4")
     with pytest.raises(UsageError, match="no metric 'retrun' - did you mean 'return'"):
         run.plot("retrun")
+    for wrong in ({"seconds": -1}, {"size": 1}, {"episodes": -1}, {"lanes": 0}, {"form": "avi"}, {"renderer": "x"}):
+        with pytest.raises(UsageError, match=f"{next(iter(wrong))} is .*; it must be "):
+            run.render(**wrong)
+    for wrong in ({"x": "hours"}, {"smooth": -1}, {"smooth": "a"}):
+        with pytest.raises(UsageError, match=f"{next(iter(wrong))} is .*; it must be "):
+            run.plot(**wrong)
     with pytest.raises(UsageError, match="has done"):
         run.resume()
 

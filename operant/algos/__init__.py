@@ -79,9 +79,19 @@ def _class(path: Path, class_name: str, text_hash: str) -> Any:
         module = user_file.load(path, f"operant_user_algo_{path.stem}_{text_hash[:16]}")
     except (Exception, SystemExit) as error:
         raise OperantError(f"{path} could not be imported: {user_file.problem(error, path)}") from error
-    algorithm = getattr(module, class_name, None)
+    algorithm: Any = getattr(module, class_name, None)
     if not isinstance(getattr(algorithm, "Config", None), type):
         raise OperantError(
             f"{path} has no algorithm {class_name!r}: a class with a `Config`, such as operant.algos.ppo.PPO"
+        )
+    from operant.algos import simple
+
+    for base in (simple.OnPolicy, simple.OffPolicy):
+        if issubclass(algorithm, base) and algorithm.learn is base.learn:
+            raise OperantError(f"{path}: {class_name} has no method `learn`, which learns from the samples")
+    if not isinstance(metrics := getattr(algorithm, "metrics", ()), tuple):
+        raise OperantError(
+            f"{path}: `metrics` of {class_name} is {metrics!r}; it must be a tuple, such as "
+            '(metric("loss/actor", "actor loss"),)'
         )
     return algorithm

@@ -198,7 +198,8 @@ def _load_onnx(path: Path) -> Runner:
 
 def _save_pt2(traced: torch.export.ExportedProgram, actor: Actor, path: Path, about: dict[str, str]) -> None:
     """Write the traced policy as a torch.export archive."""
-    torch.export.save(traced, str(path))
+    with path.open("wb") as file:  # an unwritable path is an OSError
+        torch.export.save(traced, file)
 
 
 def _load_pt2(path: Path) -> Runner:
@@ -220,14 +221,14 @@ def _save_safetensors(traced: torch.export.ExportedProgram, actor: Actor, path: 
     """Write the traced policy as a safetensors file: its arrays, and its operations and `about` as metadata. Raises
     OperantError for an unsupported operation.
     """
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     steps, arrays = _operations(traced, actor)
-    save_file(
+    content = save(
         {name: np.ascontiguousarray(array) for name, array in arrays.items()},
-        str(path),
         {**about, program.PROGRAM: json.dumps(steps)},
     )
+    path.write_bytes(content)
 
 
 def _load_program(path: Path) -> Runner:

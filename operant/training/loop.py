@@ -431,7 +431,7 @@ class Trainer:
         controls, values = self._controls, dict(self.meters.values)
         try:
             self.meters.measure("callback", lambda: hook.call(controls, self.step, values))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._save_last()
             raised = f"{type(error).__name__}: {error}"
             raise CallbackError(f"a callback raised {raised} (step {self.step:,}, saved)") from error

@@ -150,6 +150,11 @@ def test_the_monitor_shows_its_own_losses(trained):
         ("class A2C: pass", "has no algorithm 'A2C'"),
         ("import nothing_of_the_kind", "could not be imported"),
         (None, "there is no file"),
+        ("from operant.algos.simple import OnPolicy\nclass A2C(OnPolicy): pass", "A2C has no method `learn`"),
+        (
+            "from operant.algos.simple import OnPolicy\nclass A2C(OnPolicy):\n    metrics, learn = 3, print",
+            "`metrics` of A2C is 3; it must be a tuple",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(text, sentence, there, trained):

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from operant.config import load as configuration
 from operant.config import recipes
-from operant.errors import OperantError
+from operant.errors import MachineError, OperantError
 from operant.export import policy, program
 from operant.training.build import make_actor
 
@@ -89,6 +89,12 @@ def test_a_file_gives_the_policys_actions_for_any_batch_size(tmp_path, recipe, t
         assert found.shape == expected.shape == (batch, actor.env.action_size)
         assert np.abs(found - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max())
     assert len(np.unique(expected)) > 1, "the test needs a policy with different actions"
+
+
+@pytest.mark.parametrize("target", ["pt2", "safetensors", "numpy"])
+def test_a_file_in_a_missing_folder_is_refused_in_a_sentence(tmp_path, target):
+    with pytest.raises(MachineError, match=r"cannot be written \(No such file or directory\): choose another path"):
+        exported(tmp_path / "missing", "ppo/cartpole", target)
 
 
 def test_onnx_gives_the_policys_actions_holds_its_origin_and_is_readable_like_any_new_file(tmp_path):
