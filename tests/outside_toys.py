@@ -35,6 +35,23 @@ def counting():
     return Toy()
 
 
+def old_api(call):
+    """Toy whose `call`, reset or step, returns what Gym's API before 0.26 did; "reward": None as reward."""
+
+    class Old(Toy):
+        def reset(self, *, seed=None, options=None):
+            given = super().reset(seed=seed)
+            return given[0] if call == "reset" else given
+
+        def step(self, action):
+            observation, reward, terminated, truncated, info = super().step(action)
+            if call == "step":
+                return observation, reward, terminated, info
+            return observation, None if call == "reward" else reward, terminated, truncated, info
+
+    return Old()
+
+
 def raising():
     def fault(steps):
         if steps == 3:

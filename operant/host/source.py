@@ -311,6 +311,13 @@ class View:
             row[:] = frames.reshape(-1)
 
 
+def _described(given: object) -> str:
+    """Phrase for what a call returned: the types of a tuple's values, or the type."""
+    if not isinstance(given, tuple):
+        return f"of type {type(given).__name__}"
+    return f"{len(given)} values ({', '.join(type(value).__name__ for value in given)})"
+
+
 class Outcome(NamedTuple):
     """Result of a step of one lane: reward, ends of the episode and legal actions. The observation is written
     to a row.
@@ -355,7 +362,13 @@ class Lane:
         actions, or None if there is none. With `seed` None the environment's generator continues.
         """
         self.age, self.doing, self._before = 0, "reset", None
-        value, info = self.env.reset(seed=seed)
+        given = self.env.reset(seed=seed)
+        try:
+            value, info = given
+        except (TypeError, ValueError):
+            raise spaces.InvalidValueError(
+                "the result of `reset`", f"is {_described(given)}; it must be (observation, info)"
+            ) from None
         if seed is not None:
             self._draw = np.random.default_rng(seed)
         self.view.frame(value, self._frames[0])
@@ -375,8 +388,16 @@ class Lane:
             if source.sticky and self._before is not None and self._draw.random() < source.sticky:
                 action = self._before
             self._before = action
-            value, reward, terminated, truncated, info = self.env.step(action)
-            total += float(reward)
+            given = self.env.step(action)
+            try:
+                value, reward, terminated, truncated, info = given
+                total += float(reward)
+            except (TypeError, ValueError):
+                raise spaces.InvalidValueError(
+                    "the result of `step`",
+                    f"is {_described(given)}; it must be (observation, reward, terminated, truncated, info), with a "
+                    "number as reward",
+                ) from None
             if terminated or truncated:
                 break
         self.age += 1

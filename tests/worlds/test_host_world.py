@@ -17,7 +17,7 @@ from waiting import wait_until
 
 import operant
 from operant.envs import outside
-from operant.errors import EnvironmentFailedError
+from operant.errors import EnvironmentFailedError, OperantError
 from operant.host.image import resized
 from operant.host.processes import distribute
 from operant.host.source import Lane, Source
@@ -221,6 +221,22 @@ def test_a_value_that_is_not_in_its_space_ends_the_run_with_a_sentence(case):
         match=rf"toys.py:wrong: {WRONG_VALUES[case]}, after action \[[01]\] in step 4 of its episode$",
     ):
         played(HostWorld(env_of(f"{MINE}:wrong", kwargs=(("case", case),)), 2, seed=SEED), 9)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (
+            "reset",
+            r"the result of `reset` of lane \S+ is of type ndarray; it must be \(observation, info\), after reset",
+        ),
+        ("step", r"the result of `step` of lane \S+ is 4 values \(ndarray, float, bool, dict\); it must be \(obs"),
+        ("reward", r"the result of `step` of lane \S+ is 5 values \(ndarray, NoneType, bool, bool, dict\); it must be"),
+    ],
+)
+def test_a_result_of_another_form_ends_the_run_with_a_sentence(call, sentence):
+    with pytest.raises(EnvironmentFailedError, match=rf"toys.py:old_api: {sentence}"):
+        played(HostWorld(env_of(f"{MINE}:old_api", kwargs=(("call", call),)), 2, seed=SEED), 3)
 
 
 @pytest.mark.parametrize("case", ["byte", "choice", "fraction", "channels", "no_action", "long_mask"])
