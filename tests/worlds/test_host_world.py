@@ -226,16 +226,13 @@ def test_a_value_that_is_not_in_its_space_ends_the_run_with_a_sentence(case):
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (
-            "reset",
-            r"the result of `reset` of lane \S+ is of type ndarray; it must be \(observation, info\), after reset",
-        ),
+        ("reset", r"the result of `reset` is of type ndarray; it must be \(observation, info\), after reset"),
         ("step", r"the result of `step` of lane \S+ is 4 values \(ndarray, float, bool, dict\); it must be \(obs"),
         ("reward", r"the result of `step` of lane \S+ is 5 values \(ndarray, NoneType, bool, bool, dict\); it must be"),
     ],
 )
 def test_a_result_of_another_form_ends_the_run_with_a_sentence(call, sentence):
-    with pytest.raises(EnvironmentFailedError, match=rf"toys.py:old_api: {sentence}"):
+    with pytest.raises(OperantError, match=rf"toys.py:old_api: {sentence}"):
         played(HostWorld(env_of(f"{MINE}:old_api", kwargs=(("call", call),)), 2, seed=SEED), 3)
 
 
