@@ -258,8 +258,8 @@ def _existing(file: str, directory: Path) -> Path:
         if recipes.recipe(recipes.algorithm_of(file), file) is not None
         else ""
     )
-    if file.startswith(("gym:", "gymnasium:")):
-        shipped = f"; Gymnasium's are given without --env: operant train gymnasium:{file.partition(':')[2]}"
+    if file.startswith("gym:"):
+        shipped = similar.did_you_mean(f"gymnasium:{file.removeprefix('gym:')}")
     raise NotFoundError(f"there is no environment file {quoted(file)}{shipped}")
 
 
