@@ -25,7 +25,7 @@ import fnmatch
 import io
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -144,6 +144,7 @@ class Run:
         """
         from operant.play import load_policy
 
+        _require_within("episodes", episodes, 1, 1_000_000)
         result = load_policy.evaluate_policy(
             str(self.path),
             runs.scope(None),
@@ -533,12 +534,12 @@ def _train_here(
 
 def _callbacks(given: Callback | Sequence[Callback], wait: bool) -> list[Callback]:
     """List of callbacks. Raises UsageError for anything else, and for callbacks of a call that does not `wait`."""
-    callbacks = [given] if callable(given) else list(given)
+    callbacks: Sequence[Any] = [given] if callable(given) else list(given) if isinstance(given, Iterable) else [given]
     if wrong := [callback for callback in callbacks if not callable(callback)]:
         raise UsageError(f"callbacks are functions f(run, step, metrics), and {wrong[0]!r} is none")
     if callbacks and not wait:
         raise UsageError("callbacks run in this process, which trains until the end: leave wait=False out")
-    return callbacks
+    return list(callbacks)
 
 
 @contextlib.contextmanager
@@ -692,13 +693,8 @@ class Policy:
 
         `legal` (H) or (B, H) is a mask of 0 and 1 over choices.
         """
-        batch = (
-            observation.shape[0]
-            if getattr(observation, "ndim", None) == 2
-            else len(observation)
-            if np.ndim(observation) == 2
-            else 1
-        )
+        given = self._given(observation)
+        batch = len(given) if given.ndim == 2 else 1
         if self._state is None or any(part.shape[-1] != batch for part in self._state):
             self._state = self._actor.initial_state(batch)
         action, self._state = self.act(observation, self._state, legal, greedy=greedy)
@@ -713,24 +709,42 @@ class Policy:
         """
         import torch
 
-        device, space = self._actor.device, self._actor.env.observation
-        given = torch.as_tensor(observation, dtype=getattr(torch, space.dtype), device=device)
-        if given.shape[-1] != space.size or given.ndim not in (1, 2):
-            raise OperantError(
-                f"expected observations of shape ({space.size},) or (B, {space.size}), got {tuple(given.shape)}"
-            )
+        given = self._given(observation)
         rows = given if given.ndim == 2 else given[None]
-        allowed = (
-            None
-            if legal is None
-            else torch.as_tensor(legal, dtype=torch.uint8, device=device).reshape(len(rows), -1).t().contiguous()
-        )
-        noise = None if greedy else torch.rand(self._actor.noise_rows, len(rows), device=device)
+        allowed = None if legal is None else self._mask(legal, len(rows))
+        noise = None if greedy else torch.rand(self._actor.noise_rows, len(rows), device=given.device)
         action, next_state = self._actor.act(
             rows.t().contiguous(), state or self._actor.initial_state(len(rows)), noise, allowed
         )
         chosen = action.t() if given.ndim == 2 else action[:, 0]
         return (chosen if isinstance(observation, torch.Tensor) else chosen.cpu().numpy()), next_state
+
+    def _given(self, observation: Any) -> torch.Tensor:
+        """Observations (O) or (B, O) on the policy's device. Raises UsageError for anything else."""
+        import torch
+
+        space = self._actor.env.observation
+        expected = f"expected observations of shape ({space.size},) or (B, {space.size})"
+        try:
+            given = torch.as_tensor(observation, dtype=getattr(torch, space.dtype), device=self._actor.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise UsageError(f"{expected}, got {safe(repr(observation), 80)}") from None
+        if given.ndim not in (1, 2) or given.shape[-1] != space.size or not len(given):
+            raise UsageError(f"{expected}, got {tuple(given.shape)}")
+        return given
+
+    def _mask(self, legal: Any, batch: int) -> torch.Tensor:
+        """Mask of legal choices (H, B). Raises UsageError for one of another shape."""
+        import torch
+
+        counts = getattr(self._actor.env.action, "n", 0)  # one number, or one for each dimension; none for a Box
+        choices = counts if isinstance(counts, int) else sum(counts)
+        try:
+            mask = torch.as_tensor(legal, dtype=torch.uint8, device=self._actor.device).reshape(batch, choices)
+        except (TypeError, ValueError, RuntimeError):
+            shapes = f"({choices},) for one observation or ({batch}, {choices})"
+            raise UsageError(f"legal is {safe(repr(legal), 80)}; it must be 0 and 1 in the shape {shapes}") from None
+        return mask.t().contiguous()
 
     def initial_state(self, batch: int = 1) -> tuple[torch.Tensor, ...]:
         """Return the policy's hidden state of `batch` episodes at their start; () for a feed-forward policy."""

@@ -88,6 +88,15 @@ def test_a_policy_accepts_arrays_tensors_and_lists(one_thread, place):
     assert drawn == {0, 1}
     with pytest.raises(OperantError, match=r"expected observations of shape \(4,\) or \(B, 4\), got \(5,\)"):
         policy(np.zeros(5))
+    for wrong in (np.zeros((0, 4)), "abc", None, [[1, 2, 3, 4], [1]]):
+        with pytest.raises(UsageError, match=r"expected observations of shape \(4,\) or \(B, 4\), got "):
+            policy(wrong)
+    assert policy(batch[0], legal=[0, 1])[0] == 1
+    for wrong in ([1, 0, 1], "a", [[1, 0], [1, 0]]):
+        with pytest.raises(UsageError, match=r"legal is .*; it must be 0 and 1 in the shape \(2,\)"):
+            policy(batch[0], legal=wrong)
+    with pytest.raises(UsageError, match="callbacks are functions"):
+        operant.train("cartpole", callbacks=3)
     with pytest.raises(NotFoundError):
         operant.load("none-such")
     policy.reset()
