@@ -19,6 +19,7 @@ from operant.compute.graphs import Graphed
 from operant.data import Collector, OffPolicyConfig
 from operant.data.replay import Batch as Transitions
 from operant.envs import Env
+from operant.errors import UsageError
 from operant.nn import (
     Adam,
     Policy,
@@ -46,6 +47,28 @@ class Batch(NamedTuple):
     legal: Tensor | None  # (H, B) uint8: legal actions; None if all are
     returns: Tensor  # (B): lambda-returns
     advantage: Tensor  # (B): returns - V(s) of the policy that acted
+
+
+def _require_loss(algorithm: object, loss: object) -> None:
+    """Raise UsageError unless `loss` is one number with a gradient."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        given = type(loss).__name__
+        if isinstance(loss, Tensor):
+            given = f"a tensor of shape {tuple(loss.shape)}{'' if loss.requires_grad else ' without a gradient'}"
+        raise UsageError(
+            f"{type(algorithm).__name__}.learn gives `step` {given}; it must be one number that depends on the "
+            "policy's parameters, such as the mean of `evaluate`'s log-probabilities times advantages"
+        )
+
+
+def _require_values(algorithm: object, values: tuple[object, ...], count: int) -> None:
+    """Raise UsageError unless `values` are `count` tensors."""
+    if len(values) != count or not all(isinstance(value, Tensor) for value in values):
+        given = ", ".join(type(value).__name__ for value in values) or "nothing"
+        raise UsageError(
+            f"{type(algorithm).__name__}.learn gives `record` {given}; it must be a tensor for each of its {count} "
+            "metrics"
+        )
 
 
 class OnPolicy:
@@ -158,15 +181,20 @@ class OnPolicy:
         return (*self.actor.distribution.log_probability_and_entropy(parameters, batch.action), value)
 
     def step(self, loss: Tensor) -> None:
-        """Take one step of Adam by the gradient of `loss`, clipped to `max_gradient_norm`."""
+        """Take one step of Adam by the gradient of `loss`, clipped to `max_gradient_norm`. Raises UsageError if it is
+        no loss of the policy.
+        """
+        _require_loss(self, loss)
         self.actor.flat.backward(loss)
         clip_gradient(self.actor.flat.gradient, self.config.max_gradient_norm)
         self.optimizer.step()
 
     @torch.no_grad()
     def record(self, *values: Tensor) -> None:
-        """Set the metrics of the iteration, in the order of `metrics`."""
-        assert len(values) == len(self.metrics), f"{len(values)} values for the {len(self.metrics)} metrics"
+        """Set the metrics of the iteration, in the order of `metrics`. Raises UsageError for values that are not one
+        tensor for each.
+        """
+        _require_values(self, values, len(self.metrics))
         means = torch.stack([value.detach().float().mean() for value in values])
         not_finite = (~torch.isfinite(means)).sum() + (~torch.isfinite(self.actor.flat.values)).sum()
         self.stats.copy_(torch.cat([means, not_finite[None].float()]))
@@ -311,14 +339,19 @@ class OffPolicy(base.ReplayAlgorithm):
         return (self.target if target else self.actor).values(observation, legal)
 
     def step(self, loss: Tensor) -> None:
-        """Take one step of Adam by the gradient of `loss`, clipped to `max_gradient_norm`."""
+        """Take one step of Adam by the gradient of `loss`, clipped to `max_gradient_norm`. Raises UsageError if it is
+        no loss of the policy.
+        """
+        _require_loss(self, loss)
         self.actor.flat.backward(loss)
         clip_gradient(self.actor.flat.gradient, self.config.max_gradient_norm)
         self.optimizer.step(self.cycle.skip)
 
     def record(self, *values: Tensor) -> None:  # type: ignore[override]
-        """Add the metrics of an update, in the order of `metrics`; records have their means."""
-        assert len(values) == len(self.TERMS), f"{len(values)} values for the {len(self.TERMS)} metrics"
+        """Add the metrics of an update, in the order of `metrics`; records have their means. Raises UsageError for
+        values that are not one tensor for each.
+        """
+        _require_values(self, values, len(self.TERMS))
         with torch.no_grad():
             means = [value.detach().float().mean() for value in values]
             super().record(**dict(zip(self.TERMS, means, strict=True)))

@@ -164,6 +164,28 @@ def test_what_is_wrong_with_a_file_is_said(text, sentence, there, trained):
     assert done.code == 2 and sentence in done.err and "Traceback" not in done.err
 
 
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (
+            "self.step(torch.tensor(1.0))",
+            "A2C.learn gives `step` a tensor of shape () without a gradient; it must be one",
+        ),
+        ("self.step(self.evaluate(self.batch())[0])", "A2C.learn gives `step` a tensor of shape (64,); it must be one"),
+        ("self.record(1.0)", "A2C.learn gives `record` float; it must be a tensor for each of its 1 metrics"),
+    ],
+)
+def test_a_loss_or_a_metric_that_is_none_is_refused(line, sentence, here, tmp_path):
+    (tmp_path / "odd.py").write_text(
+        "import torch\nfrom operant.algos import OnPolicy, metric\nclass A2C(OnPolicy):\n"
+        f"    metrics = (metric('loss/actor', 'loss', order=5),)\n    def learn(self):\n        {line}\n"
+    )
+    done = here(
+        "train", "--inline", "cartpole", "algo.name=odd.py:A2C", "env.lanes=16", "algo.horizon=4", "run.steps=64"
+    )
+    assert done.code == 2 and sentence in done.err
+
+
 def test_an_algorithm_with_a_replay_is_one_file_too(tmp_path, here, monkeypatch):
     """It learns, and a resume ends in the bits of the whole run."""
     place = tmp_path
