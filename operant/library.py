@@ -464,6 +464,15 @@ def train(
     from operant.config import keywords as words_of
     from operant.config import request
 
+    for word in words:
+        if not isinstance(word, str):
+            raise UsageError(
+                f"{safe(repr(word), 80)} is no environment such as 'cartpole' and no override such as 'run.steps=2M'"
+            )
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise UsageError(
+            f"overrides is {safe(repr(overrides), 80)}; it must be a mapping, such as {{'algo.gamma': 0.9}}"
+        )
     called = _callbacks(callbacks, wait)
     own_algorithm = any(".py:" in str(word) for word in (*words, keywords.get("algo", "")))
     given = [

@@ -97,6 +97,10 @@ def test_a_policy_accepts_arrays_tensors_and_lists(one_thread, place):
             policy(batch[0], legal=wrong)
     with pytest.raises(UsageError, match="callbacks are functions"):
         operant.train("cartpole", callbacks=3)
+    with pytest.raises(UsageError, match="5 is no environment such as 'cartpole'"):
+        operant.train(5)
+    with pytest.raises(UsageError, match=r"overrides is \['a=1'\]; it must be a mapping"):
+        operant.train("cartpole", overrides=["a=1"])
     with pytest.raises(NotFoundError):
         operant.load("none-such")
     policy.reset()
@@ -284,6 +288,8 @@ def test_an_exception_of_a_callback_is_raised_after_a_checkpoint(one_thread):
     assert "KeyError" in (run.path / "log.txt").read_text() and "in fail" in (run.path / "log.txt").read_text()
     with pytest.raises(UsageError, match=r"'goals' is not a column .* logs=\['goals'\]"):
         run.resume(callbacks=lambda run, step, metrics: run.log(goals=1), progress=False)
+    with pytest.raises(UsageError, match="half is 'x'; it must be a number"):
+        run.resume(callbacks=lambda run, step, metrics: run.log(half="x"), logs="half", progress=False)
     with pytest.raises(UsageError, match=r"changes=\['clip'\]"):
         run.resume(callbacks=lambda run, step, metrics: run.set(clip=1), progress=False)
     assert run.resume(progress=False).state == "finished"

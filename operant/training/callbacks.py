@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from operant.config import load, resolve, schedules
 from operant.errors import ConfigError, UsageError
 from operant.runs import MetricSpec
+from operant.text import safe
 from operant.training.requests import Stop
 
 if TYPE_CHECKING:
@@ -52,6 +53,14 @@ def log_specs(hook: Hook, others: Collection[str]) -> list[MetricSpec]:
     return [MetricSpec(name, name, order=ORDER, absent="logged by a callback") for name in dict.fromkeys(hook.logs)]
 
 
+def _number(name: str, value: object) -> float:
+    """`value` as a number. Raises UsageError if it is none."""
+    try:
+        return float(value)  # type: ignore[arg-type]  # a number of any library
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} is {safe(repr(value), 80)}; it must be a number") from None
+
+
 class Controls:
     """Controls of a trainer for its callback. For the thread that trains, between two iterations."""
 
@@ -77,7 +86,7 @@ class Controls:
                 f"{unknown[0]!r} is not a column of this run's metrics, which are fixed when it begins: announce it "
                 f"with logs={[*meters.logged, *unknown]}"
             )
-        meters.log({name: float(value) for name, value in values.items()})
+        meters.log({name: _number(name, value) for name, value in values.items()})
 
     def set(self, values: Mapping[str, float]) -> None:
         """Change scheduled values from the next iteration on: keys of `[algo]` such as `learning_rate`, and
@@ -86,9 +95,9 @@ class Controls:
         trainer, config = self._trainer, self._trainer.config
         scheduled = dict(config.scheduled)
         for name, value in values.items():
-            key = _scheduled_key(config, name)
-            if float(value) != scheduled[key].at(trainer.step, trainer.score):
-                scheduled[key] = _changed(config, key, scheduled[key], trainer.step, float(value))
+            key, value = _scheduled_key(config, name), _number(name, value)
+            if value != scheduled[key].at(trainer.step, trainer.score):
+                scheduled[key] = _changed(config, key, scheduled[key], trainer.step, value)
         changed = [key for key in scheduled if scheduled[key] is not config.scheduled[key]]
         if changed:
             trainer.reschedule(replace(config, scheduled=scheduled))
