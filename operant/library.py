@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from operant import runs, similar, text
 from operant.errors import ConfigError, MachineError, OperantError, UsageError
+from operant.limits import AXES, EPISODES, EVALUATED, RENDERERS, SECONDS, SMOOTH, one_of, within
 from operant.text import safe
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class Run:
         """
         from operant.play import load_policy
 
-        _require_within("episodes", episodes, 1, 1_000_000)
+        within("episodes", episodes, *EVALUATED)
         result = load_policy.evaluate_policy(
             str(self.path),
             runs.scope(None),
@@ -171,8 +172,8 @@ class Run:
         """
         if missing := [name for name in ("matplotlib", "scipy") if find_spec(name) is None]:
             raise MachineError(f"plot needs {' and '.join(missing)}: pip install 'operant[plot]'")
-        _require_one_of("x", x, ("steps", "seconds"))
-        _require_within("smooth", smooth, 0.0, 0.5)
+        one_of("x", x, AXES)
+        within("smooth", smooth, *SMOOTH)
         from operant import plot
         from operant.display.picture import Picture
         from operant.plot import drawing, figure
@@ -216,12 +217,11 @@ class Run:
         from operant.display.picture import Picture
         from operant.play import load_policy, video
 
-        _require_one_of("form", form, ("gif", "mp4", "png"))
-        _require_one_of("renderer", renderer, ("operant", "mujoco"))
-        _require_within("seconds", seconds, 0.01, 36_000)
-        _require_within("episodes", episodes, 0, 1_000_000)
-        _require_within("lanes", lanes, 1, 256)
-        _require_within("size", size, 16, 2048)
+        one_of("form", form, ("gif", "mp4", "png"))
+        one_of("renderer", renderer, RENDERERS)
+        within("seconds", seconds, *SECONDS)
+        within("episodes", episodes, *EPISODES)
+        side = video.side_of(size, lanes)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"film.{form}"
             video.check(path, force=True)
@@ -240,7 +240,6 @@ class Run:
             )
             pace = video.pace(stage.step_s, None, None)
             limits = film.limits_of(pace, seconds, None, episodes)
-            side = video.side_of(size, lanes)
             film.write(path, form, stage, player, pace=pace, limits=limits, side=side)
             return Picture(path.read_bytes(), form, f"film of {self.id} at step {loaded.step:,}")
 
@@ -543,12 +542,12 @@ def _train_here(
 
 def _callbacks(given: Callback | Sequence[Callback], wait: bool) -> list[Callback]:
     """List of callbacks. Raises UsageError for anything else, and for callbacks of a call that does not `wait`."""
-    callbacks: Sequence[Any] = [given] if callable(given) else list(given) if isinstance(given, Iterable) else [given]
+    callbacks: list[Any] = list(given) if isinstance(given, Iterable) and not callable(given) else [given]
     if wrong := [callback for callback in callbacks if not callable(callback)]:
         raise UsageError(f"callbacks are functions f(run, step, metrics), and {wrong[0]!r} is none")
     if callbacks and not wait:
         raise UsageError("callbacks run in this process, which trains until the end: leave wait=False out")
-    return list(callbacks)
+    return callbacks
 
 
 @contextlib.contextmanager
@@ -579,18 +578,6 @@ def _changeable(asked: Request, changes: Sequence[str], trusted: bool) -> Reques
         raise UsageError(reason)
     keys = (changes,) if isinstance(changes, str) else changes
     return dataclasses.replace(asked, overrides=(*asked.overrides, *callbacks.as_schedules(config, keys)))
-
-
-def _require_within(name: str, value: object, low: float, high: float) -> None:
-    """Raise UsageError if an argument is no number from `low` to `high`. None is an argument that was not given."""
-    if value is not None and not (isinstance(value, (int, float)) and low <= value <= high):
-        raise UsageError(f"{name} is {safe(repr(value), 80)}; it must be between {low:g} and {high:,}")
-
-
-def _require_one_of(name: str, value: object, words: Sequence[str]) -> None:
-    """Raise UsageError if an argument is none of `words`."""
-    if value not in words:
-        raise UsageError(f"{name} is {safe(repr(value), 80)}; it must be {', '.join(words[:-1])} or {words[-1]}")
 
 
 def _live(run: runs.Run, progress: bool) -> LiveProgress | None:
@@ -702,12 +689,14 @@ class Policy:
 
         `legal` (H) or (B, H) is a mask of 0 and 1 over choices.
         """
-        given = self._given(observation)
+        import torch
+
+        given = self._converted(observation)
         batch = len(given) if given.ndim == 2 else 1
         if self._state is None or any(part.shape[-1] != batch for part in self._state):
             self._state = self._actor.initial_state(batch)
-        action, self._state = self.act(observation, self._state, legal, greedy=greedy)
-        return action
+        action, self._state = self.act(given, self._state, legal, greedy=greedy)
+        return action if isinstance(observation, torch.Tensor) else action.cpu().numpy()
 
     def act(
         self, observation: Any, state: tuple[torch.Tensor, ...] = (), legal: Any = None, *, greedy: bool = True
@@ -718,7 +707,7 @@ class Policy:
         """
         import torch
 
-        given = self._given(observation)
+        given = self._converted(observation)
         rows = given if given.ndim == 2 else given[None]
         allowed = None if legal is None else self._mask(legal, len(rows))
         noise = None if greedy else torch.rand(self._actor.noise_rows, len(rows), device=given.device)
@@ -728,8 +717,10 @@ class Policy:
         chosen = action.t() if given.ndim == 2 else action[:, 0]
         return (chosen if isinstance(observation, torch.Tensor) else chosen.cpu().numpy()), next_state
 
-    def _given(self, observation: Any) -> torch.Tensor:
-        """Observations (O) or (B, O) on the policy's device. Raises UsageError for anything else."""
+    def _converted(self, observation: Any) -> torch.Tensor:
+        """Convert observations (O) or (B, O) to a tensor on the policy's device; such a tensor is returned as it is.
+        Raises UsageError for anything else.
+        """
         import torch
 
         space = self._actor.env.observation

@@ -97,7 +97,7 @@ def own_imports(name: str) -> frozenset[str]:
 
 # IMPORTS GO ONE WAY
 
-ROOT = {"errors", "text", "settings", "old_names", "similar", "env_names"}
+ROOT = {"errors", "text", "settings", "old_names", "similar", "env_names", "limits"}
 LEARNING = {"compute", "host", "physics", "envs", "worlds", "nn", "data", "kernels"}
 TRAINING = LEARNING | {"runs", "config", "algos", "training"}
 RANKS: dict[str, set[str]] = {
@@ -106,6 +106,7 @@ RANKS: dict[str, set[str]] = {
     "text": {"errors"},
     "settings": {"errors"},
     "similar": {"text"},
+    "limits": {"errors", "text"},
     "env_names": set(),
     "runs": ROOT,
     "compute": ROOT,

@@ -150,12 +150,6 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iter
     out(*table(heads, rows, right))
 
 
-def within(option: str, value: float | None, low: float, high: float) -> None:
-    """Raise UsageError if an option's value lies outside `low` to `high`. None, an option not given, is valid."""
-    if value is not None and not low <= value <= high:
-        raise UsageError(f"{option} is {value:g}; it must be between {low:g} and {high:,}")
-
-
 def check_free(path: Path, force: bool, *, in_place: bool = False) -> None:
     """Raise UsageError if an output file exists at `path`, unless `force` allows replacing it.
 

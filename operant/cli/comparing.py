@@ -28,9 +28,9 @@ from operant.cli.common import (
     print_json,
     print_table,
     say,
-    within,
 )
 from operant.errors import MachineError, NotFoundError, OperantError, UsageError
+from operant.limits import AXES, SMOOTH, one_of, within
 from operant.text import count, number, safe
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ app = typer.Typer(**TYPER)
 _MOST_TRIALS: Final = 10
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _SPARK, _MOST_DIFFERENCES = 24, 40
-_FORMATS, _KINDS, _AXES = ("png", "svg", "pdf"), ("curves", "profile", "intervals"), ("steps", "seconds")
+_FORMATS, _KINDS = ("png", "svg", "pdf"), ("curves", "profile", "intervals")
 MetricOption = Annotated[
     str | None,
     typer.Option(
@@ -63,7 +63,6 @@ LabelOption = Annotated[
     list[str] | None,
     typer.Option("--label", metavar="NAME=TEXT", help="label of a named run or group; may be repeated"),
 ]
-_HIGHEST_SMOOTH = 0.5
 ComparedNames = Annotated[
     list[str] | None,
     typer.Argument(
@@ -280,9 +279,8 @@ def _entries(
         raise UsageError(
             "name the runs to compare or plot, such as cartpole-ppo-4f2a cartpole-sac-77b0; `operant runs` lists them"
         )
-    if axis not in _AXES:
-        raise UsageError(f"--x is {safe(axis, 40)!r}; it must be steps or seconds")
-    within("--smooth", smooth, 0.0, _HIGHEST_SMOOTH)
+    one_of("--x", axis, AXES)
+    within("--smooth", smooth, *SMOOTH)
     given = {name: text for name, equals, text in (word.partition("=") for word in labels or ()) if equals and text}
     if len(given) < len(labels or ()) or not given.keys() <= set(names):
         raise UsageError(

@@ -24,6 +24,7 @@ from operant.cli.common import (
     table,
 )
 from operant.errors import UsageError
+from operant.limits import EVALUATED, within
 from operant.text import safe
 
 app = typer.Typer(**TYPER)
@@ -85,6 +86,7 @@ def evaluate(
         return
     if fps is not None:
         raise UsageError("--fps needs --render term")
+    within("--episodes", episodes, *EVALUATED)
     both = greedy == sampled
     played = consented(
         trust,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import secrets
@@ -18,8 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from operant.cli import completion
-from operant.cli.common import TYPER, JsonOption, RootOption, TrustOption, consented, out, print_json, say, within
+from operant.cli.common import TYPER, JsonOption, RootOption, TrustOption, consented, out, print_json, say
 from operant.errors import NotFoundError, UsageError
+from operant.limits import EPISODES, RENDERERS, SECONDS, SIDES, one_of, within
 from operant.text import safe
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 app = typer.Typer(**TYPER)
 
 _REPORT_S = 0.1  # interval of progress updates
-_SIDES = (16, 2048)  # pixels
 
 
 @contextlib.contextmanager
@@ -109,12 +108,11 @@ def render(
         raise UsageError("--greedy and --sampled exclude each other: give one")
     if seconds is not None and steps is not None:
         raise UsageError("--seconds and --steps exclude each other: give one")
-    if renderer not in ("operant", "mujoco"):
-        raise UsageError(f"--renderer is {safe(renderer, 40)!r}; it must be operant or mujoco")
-    side = _side(size, lanes, video.GAP)
-    within("--seconds", seconds, 0.01, 36_000)
+    one_of("--renderer", renderer, RENDERERS)
+    side = video.side_of(size, lanes, option="--")
+    within("--seconds", seconds, *SECONDS)
     within("--steps", steps, 1, video.MOST_STEPS)
-    within("--episodes", episodes, 0, 1_000_000)
+    within("--episodes", episodes, *EPISODES)
     within("--fps", fps, 0.1, 240)
     within("--every", every, 1, 1_000_000)
     within("--frames", frames, 1, 400)
@@ -162,23 +160,6 @@ def render(
         say(f"the video ended before episode {episodes}: increase --seconds or --steps")
 
 
-def _side(size: int, lanes: int, gap: int) -> int:
-    """Return the side in pixels of each of `lanes` games in a square picture of `size` pixels, `gap` pixels apart.
-    Raises UsageError if a game gets too few.
-    """
-    within("--lanes", lanes, 1, 256)
-    within("--size", size, *_SIDES)
-    across = math.ceil(math.sqrt(lanes))
-    side = (size - gap * (across - 1)) // across
-    if side < _SIDES[0]:
-        least = across * (_SIDES[0] + gap)
-        raise UsageError(
-            f"--size {size} leaves {max(0, side)} pixels for each of {lanes} games, which need {_SIDES[0]}: give at "
-            f"least --size {least}"
-        )
-    return side
-
-
 @app.command()
 def play(
     environment: Annotated[
@@ -207,7 +188,7 @@ def play(
     """Play an environment yourself in the terminal. Keys: arrows or wasd, ? for help."""
     from operant.play import screen
 
-    within("--size", size, *_SIDES)
+    within("--size", size, *SIDES)
     within("--fps", fps, 0.1, 120)
     screen.require("operant play")
     raw = _requested(environment, param or ())

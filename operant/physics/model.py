@@ -210,7 +210,7 @@ class Model:
         return self.labels[kind]
 
     def id(self, kind: str, name: str) -> int:
-        """Number of an element. Raises ModelError for an unknown name."""
+        """Number of the element `name` of a kind, which `names` lists. Raises ModelError for an unknown name."""
         if name not in self.labels[kind]:
             raise ModelError(f"the model has no {kind} {name!r}; it has {', '.join(filter(None, self.labels[kind]))}")
         return self.labels[kind].index(name)

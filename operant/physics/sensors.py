@@ -57,12 +57,13 @@ def is_covered(m: Model, k: int) -> bool:
 
 
 def sensor(m: Model, state: State, q: Vector, v: Vector, k: int) -> Vector:
-    """Numbers of sensor k, which depends on positions and velocities. Raises ModelError for another type."""
+    """Formulas of the values of sensor k, which depend on positions and velocities. Raises ModelError for a sensor that
+    is not covered.
+    """
     kind, of, number = int(m.sensor_type[k]), int(m.sensor_objtype[k]), int(m.sensor_objid[k])
-    if m.sensor_cutoff[k]:
-        raise ModelError(f"the physics engine does not cut off the sensor {m.names('sensor')[k] or str(k)!r}")
     if not is_covered(m, k):
-        raise ModelError(f"the physics engine does not compute the sensor {m.names('sensor')[k] or str(k)!r}")
+        verb = "cut off" if m.sensor_cutoff[k] else "compute"
+        raise ModelError(f"the physics engine does not {verb} the sensor {m.names('sensor')[k] or str(k)!r}")
     if kind == c.JOINTPOS:
         return [q[m.jnt_qposadr[number]]]
     if kind == c.JOINTVEL:

@@ -23,7 +23,6 @@ EVALUATION_NUMBER = 1 << 30
 """Number of this evaluation in its random stream: far from those of training, so that a checkpoint that was selected by
 luck is evaluated on other episodes.
 """
-_MOST_EPISODES = 1 << 24
 
 
 class EvaluationResult(NamedTuple):
@@ -139,11 +138,9 @@ def evaluate_policy(
     trusted: bool = False,
 ) -> EvaluationResult:
     """Evaluate a checkpoint on `episodes` complete episodes: with `greedy` by the policy's mode, with `sampled` by
-    sampled actions, or both. `seed` None means the run's seed. The other parameters and errors are those of `load`;
-    also raises UsageError.
+    sampled actions, or both. `seed` None means the run's seed. The other parameters and errors are those of
+    `load`.
     """
-    if not 1 <= episodes <= _MOST_EPISODES:
-        raise UsageError(f"--episodes is {episodes}; must be from 1 to {_MOST_EPISODES:,}")
     loaded = load(what, scope, which=which, device=device, report=report, trusted=trusted)
     config = loaded.config
     seed = config.run.seed if seed is None else seed

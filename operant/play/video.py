@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operant.errors import MachineError, NotFoundError, UsageError
+from operant.limits import LANES, SIDES, within
 from operant.text import safe
 
 Picture = NDArray[np.uint8]
@@ -118,10 +119,20 @@ def replacing(out: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
-def side_of(size: int, lanes: int) -> int:
-    """Width in pixels of each of `lanes` games in a square picture `size` pixels wide; 0 or less if they do not fit."""
+def side_of(size: int, lanes: int, option: str = "") -> int:
+    """Width in pixels of each of `lanes` games in a square picture `size` pixels wide. Raises UsageError if a game gets
+    too few; `option` is what the caller writes before the names of these arguments.
+    """
+    within(f"{option}lanes", lanes, *LANES)
+    within(f"{option}size", size, *SIDES)
     across = math.ceil(math.sqrt(lanes))
-    return (size - GAP * (across - 1)) // across
+    side = (size - GAP * (across - 1)) // across
+    if side < SIDES[0]:
+        raise UsageError(
+            f"{option}size {size} leaves {max(0, side)} pixels for each of {lanes} games, which need {SIDES[0]}: give "
+            f"at least {option}size {across * (SIDES[0] + GAP)}"
+        )
+    return side
 
 
 class VideoWriter:

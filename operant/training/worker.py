@@ -198,8 +198,6 @@ def _resolve_lanes(
         config = auto_lanes.resolve(config, device, report=log.info, ranks=count)
     else:
         memory.require_memory(config, device, count)
-    if (starts := getattr(config.algo, "learning_starts", 0)) >= config.run.steps:
-        warnings.append(f"algo.learning_starts is {starts:,} and run.steps is {config.run.steps:,}: nothing is learned")
     return config, warnings
 
 
@@ -245,6 +243,8 @@ def _build_trainer(
 
     (device, team, placement), values = where, resuming.comparable(config)
     config, warnings = _resolve_lanes(config, device, placement.ranks, phase)
+    if (starts := getattr(config.algo, "learning_starts", 0)) >= config.run.steps:
+        warnings.append(f"algo.learning_starts is {starts:,} and run.steps is {config.run.steps:,}: nothing is learned")
     start = None if resume is None else _load_start(folder, document["uuid"], request, config, resume, trusted)
     config = resuming.completed(config, None if start is None else start[1])
     if placement.ranks > 1:
