@@ -44,12 +44,9 @@ def _module(path: Path, class_name: str, observation: int, head_rows: int) -> nn
         raise problem(f"{str(path)!r} is not a Python file: its name should end in .py")
     try:
         module = user_file.load(path, f"operant_user_net_{path.stem}")
-        if not hasattr(module, class_name):
-            raise problem(f"there is no class {class_name!r} in {path.name}")
-        built = getattr(module, class_name)(observation, head_rows)
-        sentence = _problem(built, observation, head_rows)
-    except ConfigError:
-        raise
+        network = getattr(module, class_name, None)
+        built = None if network is None else network(observation, head_rows)
+        sentence = f"is no class of {path.name}" if network is None else _problem(built, observation, head_rows)
     except Exception as error:
         raise problem(
             f"{class_name}({observation}, {head_rows}) could not be built and called: {type(error).__name__}: {error}"

@@ -374,7 +374,7 @@ class Net(nn.Module):
 
 def test_a_class_that_a_networks_file_lacks_is_named(tmp_path):
     kind = written(tmp_path, net_file("return self.a(x), x[:, 0]")).rpartition(":")[0]
-    with pytest.raises(ConfigError, match=r"net\.kind: there is no class 'Zed' in my_net\.py"):
+    with pytest.raises(ConfigError, match=r"net\.kind: Zed is no class of my_net\.py"):
         policy(kind=f"{kind}:Zed")
 
 
