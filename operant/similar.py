@@ -53,6 +53,8 @@ def unknown_environment(name: str, names: Iterable[str], *, others: str, suggest
     """Return the message about an unknown environment. `names`: those that ship; `others`: the other texts that are
     accepted; `suggested`: the name that is meant, if it is none of `names`.
     """
+    if name.startswith("gym:"):
+        suggested = f"gymnasium:{name.removeprefix('gym:')}"
     near = did_you_mean(suggested) or did_you_mean(*suggestions(name, names)) or "."
     return f"unknown environment {safe(name, 80)!r}{near} All names: operant envs. Also accepted: {others}"
 

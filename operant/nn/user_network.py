@@ -45,7 +45,7 @@ def _module(path: Path, class_name: str, observation: int, head_rows: int) -> nn
     try:
         module = user_file.load(path, f"operant_user_net_{path.stem}")
         network = getattr(module, class_name, None)
-        built = None if network is None else network(observation, head_rows)
+        built: Any = None if network is None else network(observation, head_rows)
         sentence = f"is no class of {path.name}" if network is None else _problem(built, observation, head_rows)
     except Exception as error:
         raise problem(

@@ -578,6 +578,7 @@ def test_a_worker_that_refuses_its_configuration_is_quoted_and_its_folder_delete
         (("train", "ppo.toml"), 2, "--config ppo.toml"),
         (("train", "one", "--env", "two.py"), 2, "two environments"),
         (("train", "--inline", "--detach"), 2, "give one"),
+        (("train", "gym:CartPole-v1"), 2, "did you mean 'gymnasium:CartPole-v1'?"),
         (("train", "--env", "gym:CartPole-v1"), 3, "did you mean 'gymnasium:CartPole-v1'?"),
         (("train", "--resume", "x", "--config", "ppo"), 2, "--config cannot be used with --resume"),
         (("train", "--resume", "nosuch"), 3, "no run named 'nosuch'"),
