@@ -1,11 +1,12 @@
 """Same bits of robots: worlds of any size, run to run, kill -9 and resume, one and two GPUs. JSON lines.
 
     python benches/robot_bits.py worlds [ENV ...] [--device cuda] [--lanes 1,64,8192,65536] [--steps 40]
-    python benches/robot_bits.py runs [ENV ...] [--device cuda] [--gpus 1] [--lanes 2048]
+    python benches/robot_bits.py runs [ENV ...] [--device cuda] [--ranks 1] [--lanes 2048] [--chunks 128]
 
 `worlds` steps each environment with different numbers of lanes, and compares every output and the state of the lanes
 that they share. `runs` trains PPO by the command line: twice, once with a kill -9 in the middle and a resume, and twice
-with `--gpus N`. It compares the bytes of the last checkpoint's tensors. The exit code is 1 if bits differ.
+with several ranks: GPUs, or processes on a CPU. It compares the bytes of the last checkpoint's tensors. All runs have
+the same `algo.chunks`, which several ranks need for the bits of one. The exit code is 1 if bits differ.
 """
 
 from __future__ import annotations
@@ -101,10 +102,11 @@ def killed_and_resumed(place: Path, name: str, words: list[str], steps: int) -> 
     subprocess.run(command, check=True, capture_output=True)
 
 
-def runs(name: str, gpus: int, lanes: int, on: str) -> bool:
+def runs(name: str, ranks: int, lanes: int, chunks: int, on: str) -> bool:
     """Train an environment several times and compare the bits with those of the first run."""
     steps = ITERATIONS * lanes * HORIZON
-    words = [f"env.name={name}", f"env.lanes={lanes}", *RUN, f"run.steps={steps}", f"run.device={on}"]
+    common = [f"env.name={name}", f"env.lanes={lanes}", *RUN, f"run.steps={steps}", f"algo.chunks={chunks}"]
+    words = [*common, f"run.device={on}"]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         seconds = train(place, "first", words)
@@ -113,14 +115,16 @@ def runs(name: str, gpus: int, lanes: int, on: str) -> bool:
         same["again"] = tensors(place / "again") == first
         killed_and_resumed(place, "killed", words, steps)
         same["killed and resumed"] = tensors(place / "killed") == first
-        print(json.dumps({"runs": name, "first_s": round(seconds, 1), "same": same}), flush=True)
-        if gpus > 1:
-            several = [word for word in words if not word.startswith("run.device")] + ["--gpus", str(gpus)]
-            train(place, "two", several)
-            same[f"{gpus} GPUs"] = tensors(place / "two") == first
-            train(place, "two-again", several)
-            same[f"{gpus} GPUs again"] = tensors(place / "two-again") == tensors(place / "two")
-    print(json.dumps({"runs": name, "first_s": round(seconds, 1), "same": same}), flush=True)
+        line = {"runs": name, "first_s": round(seconds, 1), "same": same}
+        print(json.dumps(line), flush=True)
+        if ranks > 1:
+            several = [*common, "--gpus", str(ranks)] if on == "cuda" else [*words, f"run.ranks={ranks}"]
+            train(place, "several", several)
+            same[f"{ranks} ranks"] = tensors(place / "several") == first
+            train(place, "several-again", several)
+            same[f"{ranks} ranks again"] = tensors(place / "several-again") == tensors(place / "several")
+            document = json.loads((place / "several" / "run.json").read_text(encoding="utf-8"))
+            print(json.dumps(line | {"bits_by_ranks": document["bits_by_ranks"]}), flush=True)
     return all(same.values())
 
 
@@ -132,7 +136,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--lanes", help="numbers of lanes by commas (worlds), or one number (runs)")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--chunks", type=int, default=128)
     options = parser.parse_args()
     os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp()  # these runs stay out of the user's list
     if options.device == "cuda":
@@ -141,7 +146,8 @@ def main() -> None:
         counts = [int(count) for count in (options.lanes or "1,64,8192,65536").split(",")]
         found = [worlds(name, counts, options.steps, options.device) for name in options.names]
     else:
-        found = [runs(name, options.gpus, int(options.lanes or 2048), options.device) for name in options.names]
+        lanes = int(options.lanes or 2048)
+        found = [runs(name, options.ranks, lanes, options.chunks, options.device) for name in options.names]
     raise SystemExit(0 if all(found) else 1)
 
 

@@ -648,7 +648,8 @@ def test_detached_runs_continue(fresh):
 
 
 STARTER = """
-import os, pathlib, subprocess, sys
+import os, pathlib, signal, subprocess, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup, which ignores it
 terminal, folder, *command = sys.argv[1:]
 descriptor = os.open(terminal, os.O_RDWR)  # the leader of a session without a terminal gets the one it opens
 for target in (0, 1, 2):
