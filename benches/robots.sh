@@ -31,7 +31,7 @@ returns() {
 play() { timeout "$(left)" python3 benches/mujoco_returns.py play "$kept" --episodes 1000 --parts 4 >"$OUT/play.txt"; }
 
 bits() {
-    timeout "$(left)" python3 benches/robot_bits.py runs --gpus "$(nvidia-smi -L | wc -l)" >"$OUT/bits_runs.txt"
+    timeout "$(left)" python3 benches/robot_bits.py runs --ranks "$(nvidia-smi -L | wc -l)" >"$OUT/bits_runs.txt"
     timeout "$(left)" python3 benches/robot_bits.py worlds >"$OUT/bits_worlds.txt"
 }
 

@@ -179,7 +179,13 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
                 f"the physics engine does not collide {names[0]} and {names[1]} (geoms {labels[0]} and "
                 f"{labels[1]}): exclude the pair by contype and conaffinity, or {INSTEAD}"
             )
-        functions[pair.types(m)] = FUNCTIONS[names]
+        if names in collide_convex.FUNCTIONS and m.opt_disableflags & c.NO_NATIVECCD:
+            raise ModelError(
+                f"the physics engine collides {names[0]} and {names[1]} as MuJoCo's own convex solver does, which the "
+                f"model's flag nativeccd disables: enable it, or {INSTEAD}"
+            )
+        once = names in collide_convex.SINGLE and m.opt_disableflags & c.NO_MULTICCD
+        functions[pair.types(m)] = collide_convex.SINGLE[names] if once else FUNCTIONS[names]
         most.append(MOST[names])
     cliques = [[dof for dof, _ in pair.dofs] for pair in pairs]
     cliques += [list(entry.dofs) for entry in tethers] + [list(tie.dofs) for tie in ties]
