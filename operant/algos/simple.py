@@ -7,6 +7,7 @@ with kernels of their own.
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Collection
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -69,6 +70,18 @@ def _require_values(algorithm: object, values: tuple[object, ...], count: int) -
             f"{type(algorithm).__name__}.learn gives `record` {given}; it must be a tensor for each of its {count} "
             "metrics"
         )
+
+
+def _require_tensors(algorithm: OnPolicy | OffPolicy, inherited: Collection[str] = ()) -> None:
+    """Raise UsageError unless `tensors` returns tensors by name, those of the base class (`inherited`) among them."""
+    name, named = f"{type(algorithm).__name__}.tensors", algorithm.tensors()
+    if not isinstance(named, dict):
+        raise UsageError(f"{name} returns {type(named).__name__}; it must return a dictionary of tensors by name")
+    if wrong := [key for key, value in named.items() if not isinstance(value, Tensor)]:
+        kind = type(named[wrong[0]]).__name__
+        raise UsageError(f"{name} returns {kind} as {wrong[0]!r}; it must return tensors, which a resume copies into")
+    if not named.keys() >= set(inherited):
+        raise UsageError(f"{name} lacks the tensors of its base class: return `super().tensors() | {{...}}`")
 
 
 class OnPolicy:
@@ -245,10 +258,11 @@ class OnPolicy:
 
     def state(self, tier: Tier) -> dict[str, Tensor]:
         """Return the tensors to save in a checkpoint of a `tier` ("policy", "train" or "all"), by name; a load copies
-        into them.
+        into them. Raises UsageError for unusable `tensors`.
         """
         if tier == "policy":
             return policy_state(self.actor)
+        _require_tensors(self)
         groups = {
             "world": self.world.state(),
             "adam": self.optimizer.tensors(),
@@ -418,3 +432,10 @@ class OffPolicy(base.ReplayAlgorithm):
         """Return optimizer state and target network, by name."""
         adam = {f"adam/{name}": tensor for name, tensor in self.optimizer.tensors().items()}
         return adam | {"algo/target": self.target.flat.values.data}
+
+    def state(self, tier: Tier) -> dict[str, Tensor]:
+        """Return the tensors to save in a checkpoint of a `tier` ("policy", "train" or "all"), by name; a load copies
+        into them. Raises UsageError for unusable `tensors`.
+        """
+        _require_tensors(self, OffPolicy.tensors(self).keys())
+        return super().state(tier)

@@ -87,7 +87,7 @@ def load(
     shipped = zoo.find(what)
     given = None if shipped is not None else _checkpoint_path(what)
     if given is not None and which is not None:
-        raise UsageError(f"{what!r} is a checkpoint: omit --checkpoint, or give the run")
+        raise UsageError(f"{what!r} is a checkpoint: name no other checkpoint, or give the run")
     run = shipped or (_run_of(given, what) if given is not None else _run_named(what, scope))
     if not run.config_path.is_file():
         if os.path.lexists(run.config_path):
@@ -211,7 +211,7 @@ def _load_checkpoint(store: Any, which: str | None) -> Any:
         except (NotFoundError, BadFileError):
             return store.load("last")
     if which not in ("best", "last") and not re.fullmatch(r"[0-9]{1,18}", which):
-        raise UsageError(f"--checkpoint is {which!r}; must be best, last or a step")
+        raise UsageError(f"the checkpoint {which!r} is unknown: it must be best, last or a step")
     return store.load(int(which) if which.isdecimal() else which)
 
 

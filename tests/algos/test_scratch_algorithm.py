@@ -186,6 +186,23 @@ def test_a_loss_or_a_metric_that_is_none_is_refused(line, sentence, here, tmp_pa
     assert done.code == 2 and sentence in done.err
 
 
+@pytest.mark.parametrize(
+    ("base", "returned", "sentence"),
+    [
+        ("OnPolicy", "None", "Own.tensors returns NoneType; it must return a dictionary of tensors by name"),
+        ("OnPolicy", "{'mean': 1.0}", "Own.tensors returns float as 'mean'; it must return tensors"),
+        ("OffPolicy", "{}", "Own.tensors lacks the tensors of its base class: return `super().tensors() |"),
+    ],
+)
+def test_unusable_state_of_its_own_is_refused_at_the_start(base, returned, sentence, here, tmp_path):
+    (tmp_path / "own.py").write_text(
+        f"from operant.algos import {base}\nclass Own({base}):\n"
+        f"    def learn(self, *batch):\n        pass\n    def tensors(self):\n        return {returned}\n"
+    )
+    done = here("train", "--inline", "cartpole", "algo.name=own.py:Own", "env.lanes=16", "run.steps=1k")
+    assert done.code == 2 and sentence in done.err and "Traceback" not in done.err
+
+
 def test_an_algorithm_with_a_replay_is_one_file_too(tmp_path, here, monkeypatch):
     """It learns, and a resume ends in the bits of the whole run."""
     place = tmp_path

@@ -691,7 +691,11 @@ def test_render_makes_sheets_and_grids(trained, here, tmp_path):
         (("-o", "a.gif", "--every", "0"), 2, "--every is 0"),
         (("-o", "a.gif", "--seconds", "-1"), 2, "--seconds is -1"),
         (("-o", "a.gif", "--frames", "4"), 2, "--frames needs a .png"),
-        (("-o", "a.gif", "--checkpoint", "first"), 2, "--checkpoint is 'first'"),
+        (
+            ("-o", "a.gif", "--checkpoint", "first"),
+            2,
+            "the checkpoint 'first' is unknown: it must be best, last or a step",
+        ),
         (("-o", "a.gif", "--checkpoint", "7"), 3, "7"),
         (("-o", "a.gif", "--device", "tpu"), 2, "is not a device"),
         ((), 2, "Missing option '--out'"),
