@@ -143,8 +143,10 @@ class _Shape:
         self.magnus *= density * 4.0 / 3.0 * math.pi * size[0] * size[1] * size[2]
         _, middle, high = sorted(size)
         self.area = math.pi * high * middle
-        # Squared areas of the sections across the axes, without pi^2
-        self.sections = [(size[(k + 1) % 3] * size[(k + 2) % 3]) ** 2 for k in range(3)]
+        # Squared areas S of the sections across the axes, as shares of the largest, whose area is pi `section`
+        sections = [size[(k + 1) % 3] * size[(k + 2) % 3] for k in range(3)]
+        self.section = max(sections)
+        self.sections = [(x / self.section) ** 2 for x in sections]
         # Stokes' drag of the sphere of the mean diameter
         diameter = 2.0 / 3.0 * sum(size)
         self.stokes_force = viscosity * 3.0 * math.pi * diameter
@@ -159,19 +161,19 @@ def _ellipsoid(m: Model, element: Element) -> tuple[Vector, Vector]:
     """Torque and force on an ellipsoid: added mass, Magnus and Kutta lift, drag (`mj_ellipsoidFluidModel`)."""
     s, w, u = _Shape(m, element.geom), element.spin, element.slide
     momentum, angular = _times(s.mass, u), _times(s.inertia, w)
-    speed = sqrt(dot(u, u))
+    speed, e = _unit(u)
 
     # Added mass: torque p x u + l x w, force p x w
     turn = add(cross(momentum, u), cross(angular, w))
     push = cross(momentum, w)
 
-    # Projected area A = pi sqrt(n.n / n.u), n = S u; lift k rho cos(a) A (n x u) x u, cos(a) = n.u / (|u| n.n)
-    normal = _times(s.sections, u)
-    square, along = dot(normal, normal), dot(normal, u)
-    area = math.pi * sqrt(square / greatest(along, c.MINVAL))
-    cosine = along / greatest(speed * square, c.MINVAL)
+    # Projected area A = pi sqrt(n.n / n.e), n = S e, e = u / |u|; lift k rho cos(a) A (n x e) x e u.u, cos(a) = n.e / n.n
+    normal = _times(s.sections, e)
+    square, along = greatest(dot(normal, normal), c.MINVAL), greatest(dot(normal, e), c.MINVAL)
+    area = math.pi * s.section * sqrt(square / along)
+    lift = s.kutta * s.density * math.pi * s.section * sqrt(along / square) * speed * speed
     push = add(push, scale(cross(w, u), s.magnus))
-    push = add(push, cross(scale(cross(normal, u), s.kutta * s.density * cosine * area), u))
+    push = add(push, cross(scale(cross(normal, e), lift), e))
 
     # Drag, linear and quadratic
     drag = s.stokes_force + s.density * speed * (s.blunt * area + s.slender * (s.area - area))
@@ -202,19 +204,26 @@ def _ellipsoid_derivative(m: Model, element: Element) -> Square:
     return [a + b for a, b in zip(turn_by_spin + push_by_spin, turn_by_slide + push_by_slide, strict=True)]
 
 
+def _unit(u: Vector) -> tuple[Any, Vector]:
+    """Length of a velocity and its direction; 0 for a velocity of 0."""
+    speed = sqrt(dot(u, u))
+    return speed, scale(u, 1.0 / greatest(speed, c.MINVAL))
+
+
 def _lift_derivative(s: _Shape, u: Vector) -> Square:
     """Derivative (3, 3) of the Kutta lift by the velocity `u` (`mjd_kutta_lift`)."""
-    n, squares = s.sections, [x * x for x in u]
-    square, along, speed2 = dot(squares, [x * x for x in n]), dot(squares, n), dot(u, u)
-    # Force -f g_i u_i with f = pi k rho n.u / sqrt(n.n n.u u.u), g_i = sum of u_j^2 (S_i - S_j)
-    factor = math.pi * s.kutta * s.density / greatest(sqrt(square * along * speed2), c.MINVAL)
+    speed, e = _unit(u)
+    n, squares = s.sections, [x * x for x in e]
+    square = greatest(dot(squares, [x * x for x in n]), c.MINVAL)
+    along = greatest(dot(squares, n), c.MINVAL)
+    # Force -f g_i e_i u.u with f = pi k rho n.e / sqrt(n.n n.e), g_i = sum of e_j^2 (S_i - S_j)
+    factor = math.pi * s.section * s.kutta * s.density * speed / sqrt(square * along)
     g = [sum((squares[j] * (n[i] - n[j]) for j in range(3)), 0.0) for i in range(3)]
-    ratio, cosine = along / greatest(square, c.MINVAL), along / greatest(speed2, c.MINVAL)
-    bend = [n[j] * n[j] * ratio - n[j] + cosine for j in range(3)]
+    bend = [n[j] * n[j] * along / square - n[j] + along for j in range(3)]
     return [
         [
             factor
-            * ((2.0 * along * (n[j] - n[i]) + g[i] * bend[j]) * (u[i] * u[j]) - (g[i] * along if i == j else 0.0))
+            * ((2.0 * along * (n[j] - n[i]) + g[i] * bend[j]) * (e[i] * e[j]) - (g[i] * along if i == j else 0.0))
             for j in range(3)
         ]
         for i in range(3)
@@ -223,21 +232,20 @@ def _lift_derivative(s: _Shape, u: Vector) -> Square:
 
 def _drag_derivative(s: _Shape, u: Vector) -> Square:
     """Derivative (3, 3) of the drag by the velocity `u` (`mjd_viscous_drag`)."""
-    n, squares, speed = s.sections, [x * x for x in u], sqrt(dot(u, u))
-    square, along = dot(squares, [x * x for x in n]), dot(squares, n)
-    area = math.pi * sqrt(square / greatest(along, c.MINVAL))
-    quadratic = s.density * (s.blunt * area + s.slender * (s.area - area))
-    # Gradient of the projected area, times rho |u| (blunt - slender)
-    factor = s.density * speed * (s.blunt - s.slender)
-    factor = factor * (math.pi / greatest(sqrt(along * along * along * square), c.MINVAL))
-    slope = [factor * n[i] * u[i] * sum((n[j] * squares[j] * (n[i] - n[j]) for j in range(3)), 0.0) for i in range(3)]
-    # -(c + |u| q) I - q u u' / |u| - u (d area)'
-    share = quadratic / greatest(speed, c.MINVAL)
-    inner = dot(u, u)
+    speed, e = _unit(u)
+    n, squares = s.sections, [x * x for x in e]
+    square = greatest(dot(squares, [x * x for x in n]), c.MINVAL)
+    along = greatest(dot(squares, n), c.MINVAL)
+    area = math.pi * s.section * sqrt(square / along)
+    quadratic = s.density * (s.blunt * area + s.slender * (s.area - area)) * speed
+    # Gradient of the projected area, times rho u.u (blunt - slender)
+    factor = s.density * speed * (s.blunt - s.slender) * (math.pi * s.section / (along * sqrt(along * square)))
+    slope = [factor * n[i] * e[i] * sum((n[j] * squares[j] * (n[i] - n[j]) for j in range(3)), 0.0) for i in range(3)]
+    # -(c + |u| q) I - |u| q e e' - |u| e (d area)'
     return [
         [
-            -(share * (u[i] * u[j] + (inner if i == j else 0.0)))
-            - u[i] * slope[j]
+            -(quadratic * (e[i] * e[j] + (1.0 if i == j else 0.0)))
+            - e[i] * slope[j]
             - (s.stokes_force if i == j else 0.0)
             for j in range(3)
         ]

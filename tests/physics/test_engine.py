@@ -11,6 +11,7 @@ from numpy import float32, float64
 pytest.importorskip("mujoco")
 pytest.importorskip("gymnasium")
 
+import mujoco
 import physics_parity as parity
 from toys import soak
 
@@ -258,8 +259,6 @@ def test_a_step_of_half_cheetah_is_mujocos_to_rounding():
 
 def edit(m, kept, factors):
     """Multiply parameters of MuJoCo's model `m` by factors from those of the copy `kept`, and derive the rest anew."""
-    import mujoco
-
     m.opt.gravity[:] = kept.opt.gravity * factors.get("gravity", 1.0)
     m.dof_damping[:] = kept.dof_damping * factors.get("damping", 1.0)
     m.actuator_gear[:] = kept.actuator_gear * factors.get("gear", 1.0)
@@ -334,8 +333,6 @@ SCALED = {
 )
 def test_scaled_parameters_are_those_of_a_model_edited_in_the_same_way(name):
     import copy
-
-    import mujoco
 
     m = parity.compiled(SCALED[name])
     kept, d, model = copy.copy(m), mujoco.MjData(m), Model.from_compiled(m)
@@ -419,6 +416,23 @@ def test_ellipsoids_in_a_fluid_are_mujocos_to_rounding(integrator):
     assert len(errors.values) > 300, "states that MuJoCo leaves within bounds"
     assert errors.values.max() < 1e-10
     assert single[:2].max() < 1e-6 and single.max() < 1e-5
+
+
+@pytest.mark.parametrize("speed", [1e-5, 1e-3, 1e-2])
+def test_the_lift_and_drag_of_a_slow_small_ellipsoid_are_mujocos(speed):
+    m = mujoco.MjModel.from_xml_string("""
+        <mujoco>
+          <option density="600" viscosity="0.2" gravity="0 0 0" integrator="implicitfast"/>
+          <worldbody><body><freejoint/><geom type="ellipsoid" size="0.037 0.04 0.079" fluidshape="ellipsoid"/></body>
+          </worldbody>
+        </mujoco>""")
+    d, engine = mujoco.MjData(m), build(Model.from_compiled(m), float64)
+    run, s = parity.stepper(engine), np.zeros(engine.fields)
+    d.qvel[:] = speed * np.array([1.0, 2.0, -1.0, 0.5, -1.0, 2.0])
+    parity.put(engine, s, d)
+    run(s, np.zeros(0), 1)
+    mujoco.mj_step(m, d)
+    assert s[engine.WARM : engine.WARM + 6] == pytest.approx(d.qacc, rel=1e-10, abs=1e-12 * speed)
 
 
 LOOSE = """
@@ -538,7 +552,6 @@ def test_a_bad_state_starts_again_and_is_counted(bad):
 )
 def test_quantities_that_are_read_are_mujocos_after_a_step(name):
     """Each lags behind the state as in `mjData`, from the last stage of Runge-Kutta."""
-    import mujoco
     from numba import njit
 
     m = parity.compiled(name)
@@ -742,8 +755,6 @@ FREE_MOTION = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FREE_MOTION)
 def test_ten_seconds_of_free_motion_keep_energy_as_mujoco_does(name):
-    import mujoco
-
     m = mujoco.MjModel.from_xml_string(FREE_MOTION[name])
     m.opt.enableflags |= mujoco.mjtEnableBit.mjENBL_ENERGY
     d = mujoco.MjData(m)
