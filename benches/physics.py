@@ -7,9 +7,10 @@
     ncu --profile-from-start off ... python benches/physics.py profile [NAME ...] [--lanes 8192]  # one launch of each
     python benches/physics.py ptx [NAME ...]                      # registers, stack and spills, without a GPU
 
-NAMEs are those of Gymnasium's models, robot30 (made up: 30 hinges) and dm_control/DOMAIN. A step is one `mj_step`, of
-which Gymnasium takes several per action. `gpu` runs each model twice and compares the bits. `--threads` are lanes per
-block, hence per warp if fewer than 32: fewer wait less for each other, and more warps share the work of few lanes.
+NAMEs are those of Gymnasium's models, robot30 (made up: 30 hinges), dm_control/DOMAIN and random/SEED. A step is one
+`mj_step`, of which Gymnasium takes several per action. `gpu` runs each model twice and compares the bits. `--threads`
+are lanes per block, hence per warp if fewer than 32: fewer wait less for each other, and more warps share the work of
+few lanes.
 """
 
 from __future__ import annotations

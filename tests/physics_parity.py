@@ -12,6 +12,7 @@ import gymnasium
 import mujoco
 import numpy as np
 from numba import njit
+from random_mjcf import random_model
 
 from operant.compute.device import FASTMATH
 from operant.physics import Engine, Model, build
@@ -135,10 +136,12 @@ def robot30() -> str:
 
 
 def compiled(name: str) -> Any:
-    """MuJoCo's model of one of Gymnasium's names, of `robot30`, of `dm_control/DOMAIN`, or of the text of an MJCF
-    file.
+    """MuJoCo's model of one of Gymnasium's names, of `robot30`, of `dm_control/DOMAIN`, of `random/SEED`, or of the
+    text of an MJCF file.
     """
     name = robot30() if name == "robot30" else name
+    if name.startswith("random/"):
+        name = random_model(np.random.default_rng(int(name.removeprefix("random/"))))
     if "<" in name:
         return mujoco.MjModel.from_xml_string(name)
     if not name.startswith("dm_control/"):

@@ -20,6 +20,7 @@ from operant.physics.smooth import (
     cross,
     dot,
     moving_dofs,
+    normalized,
     placed,
     rotate,
     rotate_back,
@@ -161,15 +162,15 @@ def _ellipsoid(m: Model, element: Element) -> tuple[Vector, Vector]:
     """Torque and force on an ellipsoid: added mass, Magnus and Kutta lift, drag (`mj_ellipsoidFluidModel`)."""
     s, w, u = _Shape(m, element.geom), element.spin, element.slide
     momentum, angular = _times(s.mass, u), _times(s.inertia, w)
-    speed, e = _unit(u)
+    e, speed = normalized(u)
 
     # Added mass: torque p x u + l x w, force p x w
     turn = add(cross(momentum, u), cross(angular, w))
     push = cross(momentum, w)
 
-    # Projected area A = pi sqrt(n.n / n.e), n = S e, e = u / |u|; lift k rho cos(a) A (n x e) x e u.u, cos(a) = n.e / n.n
+    # Along e = u / |u|, n = S e: projected area A = pi sqrt(n.n / n.e), lift k rho u.u A n.e / n.n (n x e) x e
     normal = _times(s.sections, e)
-    square, along = greatest(dot(normal, normal), c.MINVAL), greatest(dot(normal, e), c.MINVAL)
+    square, along = dot(normal, normal), dot(normal, e)
     area = math.pi * s.section * sqrt(square / along)
     lift = s.kutta * s.density * math.pi * s.section * sqrt(along / square) * speed * speed
     push = add(push, scale(cross(w, u), s.magnus))
@@ -204,18 +205,11 @@ def _ellipsoid_derivative(m: Model, element: Element) -> Square:
     return [a + b for a, b in zip(turn_by_spin + push_by_spin, turn_by_slide + push_by_slide, strict=True)]
 
 
-def _unit(u: Vector) -> tuple[Any, Vector]:
-    """Length of a velocity and its direction; 0 for a velocity of 0."""
-    speed = sqrt(dot(u, u))
-    return speed, scale(u, 1.0 / greatest(speed, c.MINVAL))
-
-
 def _lift_derivative(s: _Shape, u: Vector) -> Square:
     """Derivative (3, 3) of the Kutta lift by the velocity `u` (`mjd_kutta_lift`)."""
-    speed, e = _unit(u)
+    e, speed = normalized(u)
     n, squares = s.sections, [x * x for x in e]
-    square = greatest(dot(squares, [x * x for x in n]), c.MINVAL)
-    along = greatest(dot(squares, n), c.MINVAL)
+    square, along = dot(squares, [x * x for x in n]), dot(squares, n)
     # Force -f g_i e_i u.u with f = pi k rho n.e / sqrt(n.n n.e), g_i = sum of e_j^2 (S_i - S_j)
     factor = math.pi * s.section * s.kutta * s.density * speed / sqrt(square * along)
     g = [sum((squares[j] * (n[i] - n[j]) for j in range(3)), 0.0) for i in range(3)]
@@ -232,10 +226,9 @@ def _lift_derivative(s: _Shape, u: Vector) -> Square:
 
 def _drag_derivative(s: _Shape, u: Vector) -> Square:
     """Derivative (3, 3) of the drag by the velocity `u` (`mjd_viscous_drag`)."""
-    speed, e = _unit(u)
+    e, speed = normalized(u)
     n, squares = s.sections, [x * x for x in e]
-    square = greatest(dot(squares, [x * x for x in n]), c.MINVAL)
-    along = greatest(dot(squares, n), c.MINVAL)
+    square, along = dot(squares, [x * x for x in n]), dot(squares, n)
     area = math.pi * s.section * sqrt(square / along)
     quadratic = s.density * (s.blunt * area + s.slender * (s.area - area)) * speed
     # Gradient of the projected area, times rho u.u (blunt - slender)
