@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Collection
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -38,6 +38,9 @@ from operant.nn.distributions import masked
 from operant.runs.metrics import MetricSpec
 from operant.settings import Count, Real, Section
 from operant.worlds import World
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 class Batch(NamedTuple):
@@ -299,6 +302,13 @@ class OffPolicy(base.ReplayAlgorithm):
         max_gradient_norm: Real = Field(10.0, ge=0, description="maximum norm of the gradient; 0: not clipped")
         normalize_observations: bool = Field(False, description="normalize by running mean and standard deviation")
         precision: Literal["fp32", "tf32"] = Field("tf32", description="of matrix products on a GPU")
+
+        def completed(self, steps: int) -> Self:
+            """Return a copy of this configuration in which `epsilon_steps`, if not set, is a tenth of the run's
+            `steps`.
+            """
+            end = self.epsilon_steps or max(1, steps // 10)
+            return super().completed(steps).model_copy(update={"epsilon_steps": end})
 
         def trial(self) -> OffPolicy.Config:
             """Return a copy of this configuration for measuring memory on a CPU, with one update."""

@@ -231,6 +231,13 @@ class Convolutions(nn.Module):
         self._batch = max(1, MAX_LAYER_VALUES // widest)  # largest batch of a pass without gradients
         self.columns = height * width * channels[-1]  # features of a sample
 
+    def _in_one_pass(self, observation: Tensor) -> bool:
+        """Whether bytes (O, B) pass through the layers at once: with gradients, whose batches are small; in an export,
+        which parts would bind to one B; or if a layer's values fit.
+        """
+        small = observation.shape[1] <= self._batch
+        return torch.is_grad_enabled() or torch.compiler.is_exporting() or small
+
     def convolved(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
         """Map bytes (O, B) to features (B, h w M) of `dtype`."""
         features = self.body(first_layer.as_images(observation, self._shape), self.categories, dtype)  # (B, M, h, w)
@@ -239,7 +246,7 @@ class Convolutions(nn.Module):
     def forward(self, observation: Tensor) -> Any:
         """Map bytes (O, B) to features (h w M, B) in the parameters' dtype."""
         own = next(self.parameters()).dtype
-        if torch.is_grad_enabled() or observation.shape[1] <= self._batch:
+        if self._in_one_pass(observation):
             return self.convolved(observation, self.dtype or own).to(own).t()
         return torch.cat(
             [self.convolved(part, self.dtype or own).to(own).t() for part in observation.split(self._batch, dim=1)],
@@ -287,7 +294,7 @@ class Convolutional(Convolutions):
         """Map bytes (O, B) to head parameters (H, B) and values (B) in the parameters' dtype. Ignores `normalizer`:
         bytes are never normalized.
         """
-        if torch.is_grad_enabled() or torch.compiler.is_exporting() or observation.shape[1] <= self._batch:
+        if self._in_one_pass(observation):
             return self.heads(self._features(observation))
         heads, values = zip(
             *(self.heads(self._features(part)) for part in observation.split(self._batch, dim=1)), strict=True
@@ -296,7 +303,7 @@ class Convolutional(Convolutions):
 
     def features(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> Tensor:
         """Return the activations of the last dense layer (1, M, B) for bytes (O, B). Ignores `normalizer`."""
-        if torch.is_grad_enabled() or torch.compiler.is_exporting() or observation.shape[1] <= self._batch:
+        if self._in_one_pass(observation):
             return self._features(observation)
         return torch.cat([self._features(part) for part in observation.split(self._batch, dim=1)], dim=2)
 

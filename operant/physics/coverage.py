@@ -63,6 +63,8 @@ def _uncovered(m: Model) -> Iterator[str]:
         yield f"more than {c.MOST_TREES} kinematic trees (unless the flag island is disabled)"
     if (m.eq_type > c.EQUAL_TENDON).any():
         yield "equality constraints of flexible bodies and distances"
+    if m.opt_disableflags & c.NO_SENSOR:
+        yield "sensors that the flag sensor disables"
     if m.opt_noslip_iterations:
         yield "noslip iterations"
     if m.opt_enableflags & ~2:  # energy changes nothing

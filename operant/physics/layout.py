@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from operant.errors import ModelError
 from operant.physics import constants as c
 from operant.physics.implicit import free_bodies
 from operant.physics.local import BLOCK
@@ -22,8 +23,10 @@ Most contacts in 2,000 random states, poses below the floor among them (possible
 (25, 25), half_cheetah 16 (16, 16), walker2d 13 (14, 14), hopper 8 (8, 14), pusher 9 (10, 13), humanoid 19 (29, 190).
 """
 
-DUALS = 64
-"""Rows that a lane has room for under PGS."""
+DUALS, CONTACT_DUALS, MOST_DUALS = 64, 32, 256
+"""Rows that a lane has room for under PGS: `DUALS`, or more where dry friction, limits and equality constraints leave
+fewer than `CONTACT_DUALS` of them for contacts; at most `MOST_DUALS`, as the orders of rows are bytes.
+"""
 
 LINE = 32
 """Numbers in a line of a GPU's cache. The rows of PGS apart from the scratch are a line longer than they need be, so
@@ -99,6 +102,8 @@ def plan(
     """Layout for a model, its pairs (`most` contacts of each), the pattern of its Hessian, what is read after a step,
     the touch sensors among it, tendons of limited length, rows of equality constraints, and the parameters that a lane
     scales. With `apart` the rows of PGS are not in the scratch.
+
+    Raises ModelError where PGS has more rows than there is room for.
     """
     state = Block()
     parts = [("qpos", m.nq), ("qvel", m.nv), ("warm", m.nv), ("act", m.na), ("lost", 1), ("resets", 1)]
@@ -183,7 +188,13 @@ def plan(
     cones = m.opt_cone == c.ELLIPTIC
     edges = rows if cones else max(1, 2 * (rows - 1))
     padded, width = 0, 0
-    duals = min(losses + limits + frictionless + touching * edges, DUALS) if dual else 0
+    always = losses + limits + frictionless
+    duals = always + min(touching * edges, max(DUALS - always, CONTACT_DUALS)) if dual else 0
+    if duals > MOST_DUALS:
+        raise ModelError(
+            f"the model has up to {always} rows of dry friction, limits and equality constraints besides those of "
+            f'contacts; the engine has room for {MOST_DUALS} under the solver PGS: use solver="Newton"'
+        )
     if dual:
         # Rows are padded with zeros to whole blocks, and begin where vectors can be loaded.
         solver.size += -w.size % BLOCK

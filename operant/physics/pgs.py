@@ -60,7 +60,8 @@ def shuffled_orders(most: int, sweeps: int) -> tuple[np.ndarray, np.ndarray]:
             for i in range(count - 1, 0, -1):
                 j = next(random) % (i + 1)
                 order[i], order[j] = order[j], order[i]
-            entries += [int.from_bytes(order[k : k + PACKED], "little") for k in range(0, count, PACKED)]
+            packed = [bytes(order[k : k + PACKED]).ljust(PACKED, b"\0") for k in range(0, count, PACKED)]
+            entries += [int.from_bytes(entry, "little", signed=True) for entry in packed]
     return np.array(entries, np.int64), np.array(starts, np.int32)
 
 

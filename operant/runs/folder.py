@@ -134,9 +134,9 @@ def read_json(path: Path | str, limit_bytes: int = _LIMIT_BYTES) -> dict[str, An
     return document if isinstance(document, dict) else {}
 
 
-def write_json(path: Path, document: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Replace a JSON file (mode 0600) atomically: a kill at any moment leaves the old or the new file, with `durable`
-    (fsync) a power cut too. Raises MachineError.
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Replace a JSON file (mode 0600) atomically: after a kill or a power cut at any moment it is the old or the new
+    one. Raises MachineError.
     """
     temporary = path.with_name(f".{path.name}-{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
@@ -168,12 +168,12 @@ def write_file(path: Path, content: bytes) -> None:
         new.unlink(missing_ok=True)
 
 
-def update_document(path: Path, *, durable: bool = True, **fields: Any) -> dict[str, Any]:
+def update_document(path: Path, **fields: Any) -> dict[str, Any]:
     """Set `fields` of run.json in the run folder `path` and return the new document. Only for the process that owns the
-    run. `durable`: fsync, so that a power cut loses nothing. Raises MachineError.
+    run. Raises MachineError.
     """
     document = read_json(path / "run.json") | fields
-    write_json(path / "run.json", document, durable=durable)
+    write_json(path / "run.json", document)
     return document
 
 

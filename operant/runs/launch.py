@@ -82,7 +82,6 @@ def announce(run: Run) -> None:
     forget_ending(run)
     runs.update_document(
         run.path,
-        durable=False,
         pid=None,
         pid_start_ticks=None,
         boot_id=runs.boot_id(),
@@ -96,7 +95,7 @@ def forget_ending(run: Run) -> None:
     nothing.
     """
     if (took_s := runs.observe(run).took_s) is not None:
-        runs.update_document(run.path, durable=False, earlier_s=took_s, pid=None)
+        runs.update_document(run.path, earlier_s=took_s, pid=None)
     with contextlib.suppress(OSError):
         run.exit_path.unlink()
 

@@ -124,7 +124,7 @@ def prepare(
             request,
             trusted,
             placement.local_rank,
-            lambda phase: runs.update_document(folder, durable=False, phase=phase),
+            lambda phase: runs.update_document(folder, phase=phase),
             requests.deferring_stops(),
         )
         from operant.training import team as teams
@@ -239,7 +239,7 @@ def _build_trainer(
     from operant.training.loop import Trainer
 
     def phase(text: str, **fields: Any) -> dict[str, Any]:
-        return runs.update_document(folder, durable=False, phase=text, **fields)
+        return runs.update_document(folder, phase=text, **fields)
 
     (device, team, placement), values = where, resuming.comparable(config)
     config, warnings = _resolve_lanes(config, device, placement.ranks, phase)
@@ -304,7 +304,7 @@ def _train(
     code in the run folder may run; `hook`: a user's callback. Raises OperantError.
     """
     fresh = {"phase": "importing torch", "paused_by": None, "stopped_by": None, "lost": None}
-    runs.update_document(folder, durable=False, **runs.identity(), folder_inode=folder.stat().st_ino, **fresh)
+    runs.update_document(folder, **runs.identity(), folder_inode=folder.stat().st_ino, **fresh)
     quiet_threads()
     try:
         trainer, team = prepare(
@@ -347,9 +347,7 @@ def train(folder: Path, *, resume: str | None, trusted: bool = False, hook: Hook
             with contextlib.suppress(MachineError):
                 # The process continues, the run's worker does not. Without a metrics file of this session, the
                 # existing one belongs to another.
-                runs.update_document(
-                    folder, durable=False, pid_start_ticks=None, **({} if requests.began else {"pid": None})
-                )
+                runs.update_document(folder, pid_start_ticks=None, **({} if requests.began else {"pid": None}))
         lock.release()
 
 

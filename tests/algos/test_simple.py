@@ -7,10 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from operant.algos import OffPolicy
 from operant.config import load
 from operant.training.build import build
 
 A2C = Path(__file__).with_name("a2c.py")
+
+
+def test_a_resume_keeps_the_end_of_epsilon_of_the_first_start():
+    began = OffPolicy.Config().completed(1000)
+    assert began.epsilon_steps == 100 and began.completed(5000) == began
 
 
 @pytest.mark.parametrize("gae_lambda", [1.0, 0.9])

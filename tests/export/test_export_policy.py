@@ -177,8 +177,9 @@ def test_every_kind_of_network_in_every_format(tmp_path, recipe, words, target):
 
 
 @pytest.mark.slow
-def test_a_convolutional_network_is_exported_to_pt2_for_any_batch_size(tmp_path):
-    words = ("net.kind=cnn", "net.cnn=board", "net.channels=[4, 4]", "net.hidden=[8]")
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_a_convolutional_network_is_exported_to_pt2_for_any_batch_size(tmp_path, algorithm):
+    words = ("net.kind=cnn", "net.cnn=board", "net.channels=[4, 4]", "net.hidden=[8]", f"algo.name={algorithm}")
     actor, made = exported(tmp_path, "snake", "pt2", *words, steps=2)
     given = inputs(actor, 300)  # more than a chunk of training's
     action = torch.export.load(made.path).module()(*map(torch.from_numpy, given))[0].detach().numpy()

@@ -134,6 +134,7 @@ def test_a_disabled_group_without_actuators_is_no_obstacle():
         ("opt_integrator", c.IMPLICIT, "the integrator implicit"),
         ("opt_solver", c.CG, "the solver CG"),
         ("opt_noslip_iterations", 5, "noslip iterations"),
+        ("opt_disableflags", c.NO_SENSOR, "sensors that the flag sensor disables"),
         ("body_gravcomp", 1.0, "gravity compensation"),
         ("actuator_damping", 1.0, "damping and armature of actuators"),
         ("geom_adhesion", 1.0, "adhesion and surface velocity of geom 'floor'"),

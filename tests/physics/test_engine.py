@@ -373,6 +373,32 @@ def test_joints_tendons_actuators_and_fluids_are_mujocos_to_rounding():
     assert errors.rows >= 2
 
 
+def rubbing(hinges, solver):
+    """MJCF text of pendulums with dry friction."""
+    pendulum = (
+        '<body pos="{k} 0 0"><joint axis="0 1 0" frictionloss="0.5"/>'
+        '<geom type="sphere" size="0.1" pos="0.3 0 -0.5" contype="0" conaffinity="0"/></body>'
+    )
+    bodies = "".join(pendulum.format(k=k) for k in range(hinges))
+    return (
+        f'<mujoco><option solver="{solver}"><flag island="disable"/></option><worldbody>{bodies}</worldbody></mujoco>'
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hinges", [70, *soak(140)])
+def test_more_rows_of_dry_friction_than_contacts_have_are_solved_by_pgs(hinges):
+    errors = parity.step_errors(rubbing(hinges, "PGS"), float64, 20)
+    assert errors.rows == hinges and errors.lost == 0
+    assert errors.values.max() < 1e-10
+
+
+def test_more_rows_than_pgs_has_room_for_are_refused():
+    with pytest.raises(OperantError, match=r'up to 300 rows of dry friction.* use solver="Newton"'):
+        build(Model.from_mjcf(rubbing(300, "PGS")))
+    assert build(Model.from_mjcf(rubbing(300, "Newton"))).work_size > 0
+
+
 SWIMMERS = """
 <mujoco>
   <option timestep="0.004" density="900" viscosity="0.2" wind="0.3 -0.2 0.1" {option}/>
