@@ -1,7 +1,7 @@
 """The command `operant monitor`: select the run, check the terminal, open the screen or print text. Standard library
 only until a screen is opened.
 
-Knows no widget. Errors are OperantError with a sentence and an exit code; the caller prints them.
+Errors are OperantError with a sentence and an exit code; the caller prints them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Text output of a run without a terminal: one line every five seconds until the run ends. Standard library only.
 
-Reads a Source; knows neither files nor signals.
+`follow` reads a `Source`. The caller handles signals.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Charts and pictures as rows of terminal cells. Knows no file."""
+"""Charts and pictures as rows of terminal cells."""
 
 from monitor.charts.cells import EMPTY, blank, framed
 from monitor.charts.line import (

@@ -3,7 +3,7 @@
 Three pure renderers: braille (2 x 4 dots per cell in the most frequent colour), half blocks (two pixels per cell) and
 ASCII. The most frequent colour of all lanes is the background and is not drawn; it is kept from frame to frame, so that
 a lane in which it is rare for a moment is not inverted. Colours are quantized and readable on the theme, so that few
-bytes are sent. `AgentPicture` is the widget. Knows nothing of environments: a frame is bytes.
+bytes are sent. `AgentPicture` is the widget. The pixels of a frame are RGB bytes.
 """
 
 from __future__ import annotations

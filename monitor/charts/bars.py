@@ -1,4 +1,4 @@
-"""Bars as cells: progress, phases. Standard library only. Knows only values of the snapshot."""
+"""Bars as cells: progress, phases. Standard library only."""
 
 from __future__ import annotations
 

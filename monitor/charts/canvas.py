@@ -1,6 +1,6 @@
 """Canvas: a widget drawn from cells that repaints only the changed ones.
 
-Knows nothing of the contents: a subclass returns rows of cells for a size. Text in cells is literal, never markup.
+A subclass returns rows of cells for a size. Text in cells is literal, never markup.
 """
 
 from __future__ import annotations

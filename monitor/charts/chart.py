@@ -1,6 +1,6 @@
 """Chart: a titled frame with the newest value, axes, marks, and the plot of `monitor.charts.braille`.
 
-`draw_chart` is pure; `Chart` is the widget. Knows nothing of runs.
+`draw_chart` is pure; `Chart` is the widget.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Contents of a chart from a metric's series and the view. Knows no widget and no file."""
+"""Contents of a chart from a metric's series and the view."""
 
 from __future__ import annotations
 

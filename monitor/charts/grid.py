@@ -1,4 +1,4 @@
-"""Grid of charts: assigns metrics to charts. Knows charts and the view, no file."""
+"""Grid of charts: assigns metrics to charts."""
 
 from __future__ import annotations
 

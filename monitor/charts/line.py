@@ -1,7 +1,7 @@
 """Lines of text: styled pieces, cut and padded by cells. Standard library only.
 
-All text for the terminal passes `clean`, which removes control characters and invisible ones. Knows neither runs,
-widgets nor colours: a style names tokens of `monitor.charts.palette`.
+All text for the terminal passes `clean`, which removes control characters and invisible ones. A style names tokens of
+`monitor.charts.palette`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Metrics as text: newest value with its unit, trend and best, and labels of an axis. Standard library only.
 
-Uses the number formats of `operant.text`. Knows nothing of cells.
+Uses the number formats of `operant.text`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Colours and glyphs by meaning, for dark and light themes, with and without UTF-8. Standard library only.
 
-Knows nothing of Textual or runs. A drawing assigns each cell a meaning (`Style`: tokens); a `Palette` maps it to this
-terminal. Every meaning with a colour also has a glyph or a word, so that nothing is lost under NO_COLOR or with colour
-blindness.
+A drawing assigns each cell a meaning (`Style`: tokens); a `Palette` maps it to this terminal. Every meaning with a
+colour also has a glyph or a word, so that nothing is lost under NO_COLOR or with colour blindness.
 """
 
 from __future__ import annotations

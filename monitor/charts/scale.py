@@ -1,7 +1,7 @@
 """Axes: ranges of x and y, and tick labels. Standard library only.
 
 Both ranges are sticky, so that a chart does not move with every record: the y range has about 15 % of hysteresis, the x
-window grows in jumps. Knows nothing of cells and colours.
+window grows in jumps.
 """
 
 from __future__ import annotations

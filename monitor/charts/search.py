@@ -1,4 +1,4 @@
-"""Search picture: parallel coordinates of a sweep's trials, and the best objective so far. Knows no file.
+"""Search picture: parallel coordinates of a sweep's trials, and the best objective so far.
 
 Each searched key is an upright axis, the objective the last one; a trial is a line through its values. The best trial
 is bright, the selected one in a second colour, the others are thin. Categorical values are evenly spaced.

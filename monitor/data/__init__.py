@@ -1,1 +1,1 @@
-"""Data layer: reads a run's files and builds snapshots. Knows no terminal and no widget."""
+"""Data layer: reads a run's files and builds snapshots."""

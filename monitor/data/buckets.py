@@ -1,6 +1,6 @@
 """Buckets of a metric's history: edges, contents, and the mapping of new records to buckets. Standard library only.
 
-Knows no metric's name and no record; see `monitor.data.curve_table`.
+`monitor.data.curve_table` fills the buckets from records.
 """
 
 from __future__ import annotations

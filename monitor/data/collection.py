@@ -1,5 +1,5 @@
 """Feed of several runs, a group or the trials of a sweep, as one source: the mean over seeds with its 95 % confidence
-interval, each run's curve, and a table. Knows no widget.
+interval, each run's curve, and a table.
 
 One thread reads all runs: those that train four times a second, so that a killed trainer shows within a second, the
 others about once a second. At each x the mean covers the runs that have reached it (linear interpolation between two of

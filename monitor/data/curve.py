@@ -1,8 +1,8 @@
 """Curve: one metric's values over the levels of a CurveTable, with its newest value, best, trend, and points for a
 chart. Standard library only.
 
-Knows no file and no screen. One thread writes (through `monitor.data.curve_table.CurveTable`), any number read: each
-method that reads buckets holds the levels' lock.
+One thread writes (through `monitor.data.curve_table.CurveTable`), any number read: each method that reads buckets holds
+the levels' lock.
 """
 
 from __future__ import annotations

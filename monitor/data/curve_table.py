@@ -1,5 +1,4 @@
-"""Bounded-memory history of all metrics of a run, resampled at any zoom. Standard library only. Knows no file and no
-screen.
+"""Bounded-memory history of all metrics of a run, resampled at any zoom. Standard library only.
 
 All metrics share the same records, so a CurveTable stores the three x axes (step, wall, iteration) once, and each Curve
 its values. Records are aggregated in levels: buckets of 1, 4, 16, 64 ... records, each with minimum, maximum, sum,

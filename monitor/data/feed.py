@@ -1,4 +1,4 @@
-"""Live feed: a thread that reads a run and publishes snapshots for the screen. Standard library only. Knows no widget.
+"""Live feed: a thread that reads a run and publishes snapshots for the screen. Standard library only.
 
 The thread polls four times a second (or at the screen's rate) while the run is live, once a second after its end. A
 poll without changes publishes no new snapshot. Snapshots share their curves, which keep growing;

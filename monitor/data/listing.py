@@ -1,4 +1,4 @@
-"""Rows of the run list: runs, groups and sweeps. Standard library only. Knows no widget.
+"""Rows of the run list: runs, groups and sweeps. Standard library only.
 
 The description of an ended run is cached by the times and sizes of its files; only live runs are read again.
 """

@@ -1,4 +1,4 @@
-"""Incremental reader of a run's folder. Standard library only. For use in one thread. Knows no screen.
+"""Incremental reader of a run's folder. Standard library only. For use in one thread.
 
 All files are opened for reading and may vanish at any time. A replaced file (after a resume) is reopened; a truncated
 or unreadable one leaves the last values in place with a notice, as does a deleted folder. No file content makes it
@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from monitor.data.summary import RunData
 from monitor.data.timeline import Timeline
@@ -36,12 +36,12 @@ from operant.runs import (
     history,
     read_specs,
 )
+from operant.runs.metrics.layout import BOOTTIME
 
 _EXIT_GRACE_S = 0.3  # how long to wait for exit.json after the lock is free
 _PACE_S = 3.0
 _CONFIG_BYTES = 1 << 17
 _CHECKPOINT = re.compile(r"step-(\d{1,18})")
-_BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class LoadedHistory(NamedTuple):
@@ -231,7 +231,7 @@ class RunReader:
         rates.
         """
         header, look = self.header, self.observation
-        boot_ns: int = time.clock_gettime_ns(_BOOTTIME)
+        boot_ns: int = time.clock_gettime_ns(BOOTTIME)
         same_boot = (
             header is not None and bool(runs.boot_id()) and header.boot_id.hex() == runs.boot_id().replace("-", "")
         )

@@ -2,7 +2,7 @@
 psutil and NVML.
 
 Sampled once a second in a separate thread, since a driver call may block. Values that cannot be read here (another
-machine, another user, no NVML, no psutil) are None, with a sentence for the GPU. Knows neither records nor screens.
+machine, another user, no NVML, no psutil) are None, with a sentence for the GPU.
 """
 
 from __future__ import annotations

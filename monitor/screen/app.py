@@ -2,7 +2,7 @@
 monitor/screen/run_view.py, the actions that only change the view in monitor/screen/navigation.py.
 
 A timer polls the source; a new snapshot is posted as a message; the message updates the model; panels redraw the cells
-that changed. Knows no file: runs come from a `RunCatalog`, requests go through the source.
+that changed. Runs come from a `RunCatalog`. Requests go through the source.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The screen as text, without a terminal: for `operant monitor --once` and for tests. Knows no run."""
+"""The screen as text, without a terminal: for `operant monitor --once` and for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts of the help dialog, the run's description and the traceback dialog. Knows no widget."""
+"""Texts of the help dialog, the run's description and the traceback dialog."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Textual 8.2.8 writes more than a changed region: it crops a line at the region's right edge but starts at the widget's
 left edge, and every segment has its complete style and a reset. On a slow connection that dominates the traffic.
 `DiffRenderer` parses the escape sequences on their way to the terminal (monitor/screen/terminal.py), tracks the cells
-that the terminal shows, and writes only changed cells and style differences. Knows no Textual: text in, text out.
+that the terminal shows, and writes only changed cells and style differences. The module does not import Textual.
 """
 
 from __future__ import annotations

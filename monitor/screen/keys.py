@@ -1,5 +1,5 @@
 r"""Table of keys: command, description, and where it is shown. Bindings, footer, help and palette are generated from
-it. Knows no widget.
+it.
 
 Users redefine keys in `~/.config/operant/keys.toml`:
 

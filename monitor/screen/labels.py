@@ -1,6 +1,4 @@
-"""Names, glyphs and sentences of states and levels. Standard library only. Pure; knows neither widgets, files nor
-clocks.
-"""
+"""Names, glyphs and sentences of states and levels. Standard library only. The functions are pure."""
 
 from __future__ import annotations
 

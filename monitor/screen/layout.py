@@ -1,4 +1,4 @@
-"""Layout of the screen. Standard library only. Pure: a size and a view in, a plan out. Knows no widget."""
+"""Layout of the screen. Standard library only. Pure: a size and a view in, a plan out."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The log as lines: its end below the charts, all of it on the log page. Standard library only. Pure; knows neither
-widgets, files nor clocks.
+"""The log as lines: its end below the charts, all of it on the log page. Standard library only. The functions are
+pure.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Model of the screen: one immutable value that the app updates and passes to every panel. Standard library only. Pure;
-knows no widget.
+"""Model of the screen: one immutable value that the app updates and passes to every panel. Standard library only. Its
+methods are pure.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Lines of the panels next to and below the charts. Standard library only. Pure: a model and a size in, lines out;
-knows neither widgets, files nor clocks.
+"""Lines of the panels next to and below the charts. Standard library only. The functions are pure: a model and a size
+in, lines out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""View of one run: all panels and charts, laid out by the plan and drawn from the model. Knows no source, no key and no
-dialog.
-"""
+"""View of one run: all panels and charts, laid out by the plan and drawn from the model."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Textual 8.2.8 loops forever on an input at end of file, and a process whose parent ignores SIGHUP gets no signal when
 its terminal is closed. Therefore a SIGHUP handler is installed, and a thread sleeps in `poll` until the terminal hangs
-up. Knows nothing of runs.
+up.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Theme that the user last chose with the monitor's key, kept in `$XDG_STATE_HOME/operant/theme` (default
-`~/.local/state`): one word, `dark` or `light`. Knows no widget.
+`~/.local/state`): one word, `dark` or `light`.
 
 A missing, damaged or unreadable file counts as no choice, and a folder that cannot be written keeps none.
 """

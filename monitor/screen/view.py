@@ -1,6 +1,6 @@
 """View of a run: page, axis, window, smoothing, selected chart. Standard library only.
 
-Immutable values and pure functions: a key makes a new `View` from the old one. Knows neither widgets nor runs.
+Immutable values and pure functions: a key makes a new `View` from the old one.
 """
 
 from __future__ import annotations

@@ -34,7 +34,6 @@ from operant.nn import (
     scalar,
     step_bytes,
 )
-from operant.nn.distributions import masked
 from operant.runs.metrics import MetricSpec
 from operant.settings import Count, Real, Section
 from operant.worlds import World
@@ -395,8 +394,7 @@ class OffPolicy(base.ReplayAlgorithm):
         """Write epsilon-greedy actions (1, N) of tick t to the rollout."""
         collector = self.cycle.collector
         legal = collector.legal(t)
-        values = self.q(self.rollout.observation[t])
-        values = values if legal is None else masked(values, legal)
+        values = self.q(self.rollout.observation[t], legal)
         self.rollout.action[t] = epsilon_greedy(values, collector.noise[t], self.actor.epsilon, legal)
 
     def update(self, ticks: int, number: int) -> None:

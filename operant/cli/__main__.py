@@ -1,4 +1,4 @@
-"""`python -m operant.cli`: the `operant` command without an installed script. Knows only where `main` is."""
+"""`python -m operant.cli`: the `operant` command without an installed script."""
 
 from operant.cli import main
 

@@ -1,3 +1,1 @@
-"""Numba and CUDA plumbing: devices, random numbers, kernels, graphs and the compiled-kernel cache. Knows no environment
-and no learner.
-"""
+"""Numba and CUDA plumbing: devices, random numbers, kernels, graphs and the compiled-kernel cache."""

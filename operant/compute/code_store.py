@@ -4,7 +4,7 @@ library only.
 Code is loaded from here, so nothing is read that another user could have written: the folder and each file must belong
 to this user, must not be symbolic links, and must not be writable by others. A file carries its key and a hash of its
 payload; a truncated, damaged or misnamed file counts as missing. Writes are atomic. Above the size limit the least
-recently used files are deleted. Knows nothing of the contents.
+recently used files are deleted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`device`: the decorator of an environment's functions, compiled by numba for the CPU and recompiled for CUDA.
-
-Knows nothing of environments, lanes or worlds.
-"""
+"""`device`: the decorator of an environment's functions, compiled by numba for the CPU and recompiled for CUDA."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Interface for exchanging partial results between the ranks of a run, gathered in rank order.
 
 Sums over all lanes follow a fixed binary tree of shards. A rank owns whole shards: it reduces its part of the tree,
-gathers the other ranks' sums and adds them in order, the same additions as in a single process. Knows no network, no
-launcher and no transport.
+gathers the other ranks' sums and adds them in order, the same additions as in a single process.
 """
 
 from __future__ import annotations

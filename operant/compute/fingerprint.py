@@ -3,8 +3,7 @@ module.
 
 Functions with equal fingerprints compile to the same code, given the same versions of Python, NumPy and numba, whose
 own objects count by name only. Bytecode and values are hashed, never source text, which may have changed since import.
-An object whose meaning is not determined by its value has no fingerprint: a wrong one would run stale code. Knows
-nothing of kernels, argument types or the use of the hashes.
+An object whose meaning is not determined by its value has no fingerprint: a wrong one would run stale code.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Numba's `cache=True` checks only the decorated function's own file, so an edited
 shell, would run stale code. The key here is a hash of all dependencies: the function and everything it reaches
 (operant/compute/fingerprint.py), argument types with the fields of named tuples, processor or GPU, package versions,
 numba's settings. Any failure costs a compilation, never a run. OPERANT_CACHE=0 disables the cache. Hits and misses are
-logged at level DEBUG. Knows no kernel.
+logged at level DEBUG.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels: one body run for every index on the CPU or on a GPU. The only module that knows `prange` or `cuda`.
+"""Kernels: one body run for every index on the CPU or on a GPU.
 
 A body is a `@device` function `body(i, lanes, slot, offset)`: an index, two named tuples of arrays and scalars, and an
 integer. Its two shells are a loop over chunks of indices on the CPU and one thread per index on a GPU. The index is

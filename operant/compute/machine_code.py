@@ -4,7 +4,7 @@ helpers, which get machine code in such modules alone.
 Numba compiles each helper alone and links a copy into every caller, where it is optimised again and may round
 differently. All copies have one name, and the linker keeps the first that the process has: after a compilation the
 helper alone, after a load from the cache a caller's copy. A sealed module keeps its copies to itself. Other loops call
-it at its address instead of optimising another copy. Knows no kernel.
+it at its address instead of optimising another copy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compilation of kernels to PTX without a GPU. Knows nothing of environments."""
+"""Compilation of kernels to PTX without a GPU."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ A number is a pure function of (seed, lane, tick, purpose, draw). There is no ge
     counter = (lane, tick_lo, tick_hi, purpose << 16 | draw)        four 32-bit words
 
 `lane` is the lane's global index, so spreading lanes over devices changes no bit. Each draw is a block of four words;
-`uniform` uses the first. A float is (word >> 8) * 2^-24, in [0, 1), exact in float32. Knows nothing of environments.
+`uniform` uses the first. A float is (word >> 8) * 2^-24, in [0, 1), exact in float32.
 
 Device functions: numba widens `uint32` in almost every operation, so each result is cast back to 32 bits.
 """

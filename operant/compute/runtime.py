@@ -1,7 +1,5 @@
 """Process setup before computing: idle thread behaviour, thread counts, device selection; and classification of device
 errors.
-
-Knows nothing of runs or training.
 """
 
 from __future__ import annotations

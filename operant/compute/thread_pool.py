@@ -1,4 +1,4 @@
-"""Thread pool that runs CPU kernels over ranges of indices entirely in compiled code. Knows no world.
+"""Thread pool that runs CPU kernels over ranges of indices entirely in compiled code.
 
 Python's GIL would serialise threads that return to Python after every range. Here only the calling thread runs Python:
 it submits orders, each a range of indices, and continues. The other threads stay in compiled code for a whole session:

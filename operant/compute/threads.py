@@ -1,4 +1,4 @@
-"""Thread pool whose threads each run torch operations single-threaded. Knows nothing of the work."""
+"""Thread pool whose threads each run torch operations single-threaded."""
 
 from __future__ import annotations
 

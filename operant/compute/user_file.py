@@ -1,7 +1,7 @@
 """Import of a user's own Python file as a module, with old names translated (operant/old_names.py). Standard library
 only.
 
-Knows nothing of the contents, nor whether the file may be run (operant/config/trust.py).
+`load` does not check whether the file may be run (operant/config/trust.py).
 """
 
 from __future__ import annotations

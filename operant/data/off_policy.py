@@ -1,5 +1,4 @@
-"""State of an off-policy iteration, rollout, replay and counters, and its configuration keys. Knows no network and no
-loss.
+"""State of an off-policy iteration, rollout, replay and counters, and its configuration keys.
 
 One iteration is T ticks, steps of all lanes: act, step the world, store, then the updates that are due. The loop over
 them is `ReplayAlgorithm`'s (operant/algos/base.py).

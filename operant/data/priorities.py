@@ -1,4 +1,4 @@
-"""Sampling of a replay: uniform, or prioritised. Knows no network and no loss.
+"""Sampling of a replay: uniform, or prioritised.
 
 Prioritised sampling (Schaul, Quan, Antonoglou & Silver 2016, "Prioritized experience replay"): a transition's priority
 is (error + 1e-6)^alpha of its last update, that of a new transition the largest so far. Each shard of lanes gives the

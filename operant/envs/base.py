@@ -184,7 +184,7 @@ class IntState:
 @dataclass(frozen=True)
 class Env(_Declared):
     """Declaration of an environment: its parameters, state, spaces, functions and optional features (see the module
-    docstring). Immutable; knows no lanes.
+    docstring). An `Env` is immutable.
     """
 
     Params: type

@@ -45,7 +45,7 @@ Rules
   does: uniform in its range, an unlimited hinge in [-pi, pi), the rotation of a free joint as four uniform numbers in
   [0, 1), made a unit quaternion. `reset` uses draws below 4,096 then.
 - `settle=200`: steps of the model without control after `reset`.
-- `tries=100`: starts in which bodies touch are drawn again, so often at most; the last is taken as it is.
+- `tries=100`: an initial state in which bodies touch is drawn again, up to 100 draws in all; the last draw is used.
 - The action is the control of the model. A step of the environment takes `p.frame_skip` steps of the model.
 - `control(d, action, ctrl, p)` is optional: it writes the controls `ctrl` (nu) of the model, constant during a step of
   the environment, for an action that is not the control itself, such as an offset from a pose.
@@ -332,7 +332,7 @@ class PhysicsEnv(Env):
         changed = model if self.modified is None else self.modified(model, params)
         observation = self.observation if self.observation_of is None else self.observation_of(params)
         plain = replace(self, name="", pixels=0, observation=observation, models=())
-        built = _built(plain, _ByDigest(changed))
+        built = _built(plain, changed)
         built = replace(
             built,
             name=self.name,
@@ -456,19 +456,6 @@ def _compiled(path: str, modified_ns: int, edit: Callable[[Any], None] | None) -
     return Model.from_mjcf(path, edit)
 
 
-class _ByDigest:
-    """Model that compares by its content, as a key of a cache."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByDigest) and other.model.digest == self.model.digest
-
-    def __hash__(self) -> int:
-        return hash(self.model.digest)
-
-
 # FUNCTIONS OF THE ENVIRONMENT
 
 
@@ -482,12 +469,11 @@ class _Read(NamedTuple):
 
 
 @functools.cache
-def _built(env: PhysicsEnv, keyed: _ByDigest) -> PhysicsEnv:
+def _built(env: PhysicsEnv, model: Model) -> PhysicsEnv:
     """Make the environment's functions. Cached, so that equal environments share one compiled kernel."""
     from operant.physics import build
     from operant.physics.local import local_array
 
-    model = keyed.model
     reads = _reads(env, model)
     kept = dict.fromkeys(array for array, _, _ in reads.values() if array not in ALWAYS)
     engine = build(model, float32, reads=tuple(kept), scales=env.scales, apart=True)

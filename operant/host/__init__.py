@@ -1,5 +1,5 @@
 """Stepping of outside environments (Gymnasium, ALE, EnvPool, a user's class) in worker processes. numpy and Gymnasium
 only, no torch.
 
-A worker process imports only this package, so that it starts fast and stays small. Knows no policy, tensor or world.
+A worker process imports little more than this package, so that it starts fast and stays small.
 """

@@ -1,5 +1,4 @@
-"""Atari games on ale-py's emulator: `Game` is a gymnasium.Env with one grayscale frame per step. Knows no lane and no
-frame stack.
+"""Atari games on ale-py's emulator: `Game` is a gymnasium.Env with one grayscale frame per step.
 
 A step repeats an action for some frames and returns the per-pixel maximum of the last two. An episode begins with FIRE,
 if the game has it, and fewer than `noop_max` no-op frames, as in ale-py's AtariVectorEnv. That class steps each

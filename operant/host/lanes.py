@@ -1,5 +1,4 @@
-"""Lanes of an outside environment stepped in one process, over memory blocks that may be shared. Knows no socket and no
-process.
+"""Lanes of an outside environment stepped in one process, over memory blocks that may be shared.
 
 When an episode ends, the next one begins at once: the observation block then holds its first observation, and a
 separate block the true final one. A lane is stepped exactly once per counted step.

@@ -1,7 +1,7 @@
 """Parent side of the worker processes that step lanes (operant/host/worker.py): calls, answers, and errors as
 sentences.
 
-With 0 processes the lanes are stepped in this process, one after the other, for a debugger. Knows no tensor.
+With 0 processes the lanes are stepped in this process, one after the other, for a debugger.
 """
 
 from __future__ import annotations

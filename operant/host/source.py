@@ -1,5 +1,4 @@
-"""Sources of outside environments and their preprocessing: `Source`, and one lane of it, `Lane`. Knows no process and
-no world.
+"""Sources of outside environments and their preprocessing: `Source`, and one lane of it, `Lane`.
 
     gymnasium:ID          an environment registered with Gymnasium, `gymnasium.make(ID)`
     ale:NAME              an Atari game: see operant/host/atari.py

@@ -1,4 +1,4 @@
-"""Lanes of vectorised environments: EnvPool's, and a user's gymnasium.vector.VectorEnv. Knows no process.
+"""Lanes of vectorised environments: EnvPool's, and a user's gymnasium.vector.VectorEnv.
 
 All are brought to one reset convention: a step returns the first observation of the next episode and the last of the
 old one, and no step only resets. A VectorEnv in mode SAME_STEP does so itself; one in mode DISABLED is given a

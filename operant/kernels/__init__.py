@@ -1,4 +1,4 @@
-"""Triton kernels, and the engines that launch them. Knows no algorithm.
+"""Triton kernels, and the engines that launch them.
 
 - `ops`: device functions shared by all kernels (products, activations, layer normalization, distributions, Adam, ...).
 - `spec`, `tile_config`: sizes of a network, tilings.

@@ -1,7 +1,7 @@
 """Rollout kernels of the resident engine: act on one step's observations, and compute the bootstrap values.
 
 A program takes one tile of lanes and one tower: the network of the actor (0), that of the critic (1), or both with a
-shared trunk (0). A lane's results do not depend on the other lanes or on their number. Knows no loss.
+shared trunk (0). A lane's results do not depend on the other lanes or on their number.
 
 Shapes: T steps, N lanes, O features of an observation, H parameters of the distribution (logits or means), A components
 of an action, U rows of noise, P parameters. `rows` is a program's tile of lanes, `out_pad` the columns of its outputs:

@@ -7,9 +7,9 @@ samples and accumulates gradients in registers. A row depends on its chunk alone
 device. Loads run ahead: a tile's samples are loaded during the previous tile, and its block indices during the one
 before.
 
-Knows no algorithm and no optimizer: the loss is an `operant.kernels.dense.task.Loss`. Tiles are sample-major: (rows,
-units), where `rows` is BLOCK_M, and units are padded to powers of two or multiples of 64 (`..._pad`). `SPEC` is an
-`operant.kernels.spec.Spec`: sizes of the network, and offsets in the flat vectors of parameters and gradients.
+`LOSS` is an `operant.kernels.dense.task.Loss`. Tiles are sample-major: (rows, units), where `rows` is BLOCK_M, and
+units are padded to powers of two or multiples of 64 (`..._pad`). `SPEC` is an `operant.kernels.spec.Spec`: sizes of the
+network, and offsets in the flat vectors of parameters and gradients.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ sample-major; rows of a convolution are (position, sample). `SPEC` is a
 Forward: a program of the dense layer takes one row of positions and 32 samples, so that a small minibatch occupies many
 multiprocessors. The head adds the rows' sums. Backward: a program takes a few positions and all samples. It recomputes
 their convolution, holds their part of the dense weight's gradient, and writes partial sums of the filters' gradients.
-The order of sums is fixed. Knows no rollout length and no optimizer; the loss is a `operant.kernels.dense.task.Loss`.
+The order of sums is fixed. `LOSS` is an `operant.kernels.dense.task.Loss`.
 """
 
 from __future__ import annotations

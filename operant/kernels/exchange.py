@@ -5,7 +5,7 @@ every rank, and waits until words of this turn from all ranks are in its own mem
 A rank writes a half only after it has received words that the others sent after reading that half.
 
 GPUs start programs in order. The first waiting program therefore runs on all ranks, and none waits for a program that
-cannot start. Program 0 measures the time from its own words to the arrival of all others. Knows no algorithm.
+cannot start. Program 0 measures the time from its own words to the arrival of all others.
 """
 
 from __future__ import annotations

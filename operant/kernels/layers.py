@@ -14,8 +14,7 @@ Layers are numbered from 0; layer L is the *head*, the output layer of distribut
 describes the buffer of sums over each tile of rows: gradients of the biases of layers 1 ... L and of log_std, and the
 loss terms. Layer L's tiles may have fewer rows than the other layers'.
 
-Knows no algorithm and no optimizer: the loss is an `operant.kernels.dense.task.Loss`. `SPEC` is an
-`operant.kernels.spec.Spec`.
+`LOSS` is an `operant.kernels.dense.task.Loss`. `SPEC` is an `operant.kernels.spec.Spec`.
 """
 
 from __future__ import annotations

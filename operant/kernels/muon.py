@@ -4,7 +4,7 @@ Small matrices take one launch, with a program per matrix. Larger ones take seve
 
 The larger products do not use cuBLAS: on an H200 shared by several processes, its batched product of twelve matrices of
 512 x 512 in bf16 (a cluster kernel) repeatedly failed with an illegal instruction (benches/LOG.md, 2026-11-23). With
-`algo.kernels=torch`, torch still calls it. Knows no network and no algorithm.
+`algo.kernels=torch`, torch still calls it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ matrices in the type of the matrix products' operands (bfloat16, or float32 roun
 `x` (capacity, inputs[0]) are gathered from the field-major rollout. Bytes stay bytes in `x`; `load_bytes` converts them
 inside the first product. A block is some neighbouring lanes of one step, the unit in which samples are shuffled.
 
-Knows no activation and no loss. `SPEC` is an `operant.kernels.spec.Spec`; `inputs` are `observations.Inputs`,
-`minibatch` is a `backward.Minibatch`; `lanes` is N.
+`SPEC` is an `operant.kernels.spec.Spec`; `inputs` are `observations.Inputs`, `minibatch` is a `backward.Minibatch`;
+`lanes` is N.
 """
 
 from __future__ import annotations

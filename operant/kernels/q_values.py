@@ -1,6 +1,6 @@
 """Q-values in Triton: greedy legal actions, epsilon-greedy exploration, and max-Q values.
 
-Equal to `operant.nn.q_policy`. Knows no algorithm.
+Equal to `operant.nn.q_policy`.
 """
 
 from __future__ import annotations

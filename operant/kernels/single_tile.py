@@ -2,7 +2,7 @@
 
 Observations are given by pointers, for batches drawn from a replay. One program computes a tile and holds no gradient
 sums. Parameters are read from the flat vector. A first layer of more than 64 columns is multiplied 64 columns at a
-time. Knows no loss.
+time.
 
 | parameter      | shape           | meaning                                                  |
 |----------------|-----------------|----------------------------------------------------------|

@@ -1,6 +1,6 @@
 """Spec of a dense network and its action distribution, from which Triton kernels are compiled.
 
-Knows networks, distributions and the layout of the flat parameter vector; knows no Triton.
+`Spec` also holds the layout of the flat parameter vector. The module works without Triton.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 the update, means of the loss terms after it.
 
 Moments are accumulated in parts, each over the lanes of one shard (an aligned range of lanes), and merged by one
-program of fixed shape. Therefore they have the same bits on any number of ranks. Knows no network and no algorithm.
+program of fixed shape. Therefore they have the same bits on any number of ranks.
 """
 
 from __future__ import annotations

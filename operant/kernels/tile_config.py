@@ -1,7 +1,7 @@
 """Tile configs of fused kernels: block sizes, warps and chunks; candidates for a spec, best guess first; text form.
 
-The tile config determines the order of sums, so that bits are equal only under the same config. Knows no Triton and
-measures nothing.
+The tile config determines the order of sums, so that bits are equal only under the same config. The module works
+without Triton. `operant.kernels.dense.tuning` measures the candidates.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Kernel launches, and a warmup that compiles a learner's kernels without launching them, to check that a GPU can run
-them. Knows no kernel.
+them.
 """
 
 from __future__ import annotations

@@ -26,9 +26,7 @@ State = tuple[Tensor, ...]
 
 
 class Actor(Protocol):
-    """Policy as evaluation, the live view, play and export use it: it chooses actions, and knows nothing
-    of learning.
-    """
+    """Policy as evaluation, the live view, play and export use it: it chooses actions."""
 
     @property
     def env(self) -> Env:

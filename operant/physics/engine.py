@@ -129,20 +129,7 @@ def build(
             "parameter holds for a run: `modified`, or the MJCF file"
         )
     kept, scaled = tuple(sorted(set(reads))), tuple(name for name in SCALES if name in scales)
-    return _build(_Key(model), real, kept, scaled, apart)
-
-
-class _Key:
-    """Model compared by content."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-
-    def __hash__(self) -> int:
-        return hash(self.model.digest)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and other.model.digest == self.model.digest
+    return _build(model, real, kept, scaled, apart)
 
 
 @functools.cache
@@ -153,8 +140,7 @@ def _formulas() -> bytes:
 
 
 @functools.lru_cache(maxsize=64)
-def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...], apart: bool) -> Engine:
-    m = key.model
+def _build(m: Model, real: Any, reads: tuple[str, ...], scales: tuple[str, ...], apart: bool) -> Engine:
     unknown = [name for name in reads if name not in READS and not name.startswith("sensor ")]
     if unknown:
         raise ModelError(f"the engine does not keep {', '.join(unknown)}; it keeps {', '.join(READS)}")
@@ -229,7 +215,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
         nl, nc = limits(w), find(w)
         return constrain(w, nl, nc)
 
-    lighten = _as_call(make("lighten", scratch.lighten)) if "lighter dof" in lay.at else _no_program
+    change_weights = _as_call(make("weights", scratch.weights)) if "weight change dof" in lay.at else _no_program
     advance = _integrator(m, lay, make, scratch, dynamics, wrenches, real)
     # The state's fields lie in the scratch in their order.
     first, fields, size = lay.at["qpos"], lay.fields, lay.size
@@ -267,7 +253,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
     def steps(s, ctrl, w, n):
         for k in range(fields):
             w[first + k] = s[k]
-        lighten(w)
+        change_weights(w)
         for _ in range(n):
             advance(w, ctrl)
         for k in range(fields):
@@ -284,7 +270,7 @@ def _build(key: _Key, real: Any, reads: tuple[str, ...], scales: tuple[str, ...]
     def forward(s, ctrl, w):
         for k in range(fields):
             w[first + k] = s[k]
-        lighten(w)
+        change_weights(w)
         found = dynamics(w, ctrl)
         wrenches(w, found)
         s[lost] = w[first + lost]
@@ -447,22 +433,22 @@ class _Scratch:
         values = getattr(state, name)
         return [x for value in values for x in (value if isinstance(value, list) else [value])]
 
-    def lighten(self, tape: Tape) -> None:
-        """Record what the constraint rows take from the lane's masses and armature: changes of inverse weights of
-        bodies, dofs and tendons, and D and bound of dry friction.
+    def weights(self, tape: Tape) -> None:
+        """Record what depends on the lane's masses and armature in the constraint rows: the changes of the inverse
+        weights of bodies, dofs and tendons, and D and the bound of dry friction.
         """
         m, at = self.m, self.lay.at
         weights, mass, armature = inverse_weights(m), self.scaling(tape, "mass"), self.scaling(tape, "armature")
         for body in sorted({body for pair in self.pairs for body in pair.bodies}):
-            tape.store(0, at["lighter body"] + body, weights.change(weights.body[body], mass, armature))
+            tape.store(0, at["weight change body"] + body, weights.change(weights.body[body], mass, armature))
         for k, entry in enumerate(find_tethers(m)):
-            tape.store(0, at["lighter tether"] + k, weights.change(weights.tendon[entry.tendon], mass, armature))
+            tape.store(0, at["weight change tether"] + k, weights.change(weights.tendon[entry.tendon], mass, armature))
         loss = loss_numbers(m)
         for dof in sorted({*map(int, m.jnt_dofadr[m.jnt_limited > 0]), *map(int, loss[:, 0])}):
-            tape.store(0, at["lighter dof"] + dof, weights.change(weights.dof[dof], mass, armature))
+            tape.store(0, at["weight change dof"] + dof, weights.change(weights.dof[dof], mass, armature))
         for k, (dof, d, bound, _, _) in enumerate(loss):
             # R grows with the inverse weight.
-            ratio = 1.0 + tape.load(0, at["lighter dof"] + int(dof)) * (1.0 / float(m.dof_invweight0[int(dof)]))
+            ratio = 1.0 + tape.load(0, at["weight change dof"] + int(dof)) * (1.0 / float(m.dof_invweight0[int(dof)]))
             tape.store(0, at["loss D"] + k, float(d) / ratio)
             tape.store(0, at["loss bound"] + k, float(bound) * ratio)
 

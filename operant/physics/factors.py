@@ -39,9 +39,11 @@ def factor(lay: Layout, name: str, real: Any) -> Any:
     return of_lane
 
 
-def added(lay: Layout, name: str, real: Any) -> Any:
-    """Make the device function (w, k) that returns number k of a change in the scratch, 0 where nothing changes it."""
-    at, nothing = lay.at.get(name), real(-0.0)  # x + -0 is x for a compiler
+def entries(lay: Layout, name: str, real: Any) -> Any:
+    """Make the device function (w, k) that returns entry k of the part `name` of the scratch, or -0 if the layout lacks
+    that part.
+    """
+    at, nothing = lay.at.get(name), real(-0.0)  # a compiler removes x + -0.0 but not x + 0.0, which turns -0.0 into 0.0
 
     @device
     def none(w, k):

@@ -154,9 +154,9 @@ def plan(
         w.take(name, losses)
     if "mass" in scales or "armature" in scales:
         for name, count in (
-            ("lighter body", m.nbody if pairs else 0),
-            ("lighter dof", m.nv),
-            ("lighter tether", len(tethers)),
+            ("weight change body", m.nbody if pairs else 0),
+            ("weight change dof", m.nv),
+            ("weight change tether", len(tethers)),
         ):
             w.take(name, count)
         for name in ("loss D", "loss bound"):

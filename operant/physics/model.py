@@ -1,7 +1,7 @@
 """`Model`: the constants of one MJCF model, as MuJoCo's compiler computes them, without MuJoCo.
 
 `mujoco` reads the XML once; a saved model opens where it is not installed. Field names and meanings are those of
-`mjModel` (MuJoCo's documentation, "API reference: mjModel"), its options `opt_...`. Knows no device.
+`mjModel` (MuJoCo's documentation, "API reference: mjModel"), its options `opt_...`.
 """
 
 from __future__ import annotations
@@ -76,10 +76,18 @@ _DERIVED = (
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """Constants of one model. `model.body_mass`, `model.opt_timestep`, ...: arrays of `mjModel` by name, read-only."""
+    """Constants of one model. `model.body_mass`, `model.opt_timestep`, ...: arrays of `mjModel` by name, read-only.
+    Models with the same content are equal.
+    """
 
     arrays: Mapping[str, np.ndarray]
     labels: Mapping[str, tuple[str, ...]]  # names by kind: body, joint, geom, site, tendon, actuator, sensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Model) and other.digest == self.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
     def __getattr__(self, name: str) -> Any:
         try:

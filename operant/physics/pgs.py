@@ -10,7 +10,8 @@ island of constraints. It stops where a sweep lowers the cost by less than the t
 
 A = Y Y' with Y = J L^-1 D^-1/2 and M = L' D L. A is never formed: a sweep keeps g = Y' f (nv), so that row i of A f is
 y_i' g, and a change of f_i adds its product with y_i to g. An update takes 2 nv multiplications. A dense A would take
-one for each row there is, after nv / 2 times their square to form it. Each sweep sums g anew.
+one for each row there is, after nv / 2 times their square to form it. Before each sweep g is summed again from all
+forces, so that its rounding errors do not accumulate.
 
 Y has the rows that are active; contacts beyond its room are counted as lost. A GPU waits for memory, not for
 arithmetic. A row is therefore padded with zeros to blocks of BLOCK numbers, which are loaded together, one update

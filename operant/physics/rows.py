@@ -22,7 +22,7 @@ from numpy import int32
 
 from operant.compute.device import device, device_call
 from operant.physics import constants as c
-from operant.physics.factors import added, factor
+from operant.physics.factors import entries, factor
 from operant.physics.layout import Layout
 from operant.physics.model import Model
 from operant.physics.pairs import Pair, Tether, safe_solimp, safe_solref, stiffness_damping
@@ -90,7 +90,7 @@ def limit_rows(m: Model, lay: Layout, real: Any) -> Any:
         numbers[k, 12] = m.dof_invweight0[dof]
     get, place, count = table(numbers), table(places), len(joints)
     curve, stretch = impedance(real, powers, get), factor(lay, "range", real)
-    lighter = added(lay, "lighter dof", real)
+    weight_change = entries(lay, "weight change dof", real)
     one, least = real(1.0), real(c.MINVAL)
     QPOS, QVEL, WARM, SMOOTH = (lay.at[name] for name in ("qpos", "qvel", "warm", "qacc_smooth"))
     DOF, D, R, V = (lay.at[f"limit {name}"] for name in ("dof", "D", "r", "v"))
@@ -109,7 +109,7 @@ def limit_rows(m: Model, lay: Layout, real: Any) -> Any:
                     r = distance - get(at + 2)
                     d = curve(r, at + 5)
                     w[DOF + found] = sign * real(dof + 1)
-                    w[D + found] = one / max(least, (one - d) / d * (get(at + 12) + lighter(w, dof)))
+                    w[D + found] = one / max(least, (one - d) / d * (get(at + 12) + weight_change(w, dof)))
                     reference = -get(at + 4) * sign * w[QVEL + dof] - get(at + 3) * d * r
                     w[R + found] = sign * w[WARM + dof] - reference
                     w[V + found] = sign * w[SMOOTH + dof] - reference
@@ -231,7 +231,7 @@ class Contacts:
         places, numbers, friction = self.places, self.numbers, self.friction
         one, least = real(1.0), real(c.MINVAL)
         pyramidal, smooth = bool(m.opt_cone == c.PYRAMIDAL), real(c.MINMU)
-        lighter = added(lay, "lighter body", real)
+        weight_change = entries(lay, "weight change body", real)
         body = table(np.array([pair.bodies for pair in pairs] or [(0, 0)], int32))
 
         @device
@@ -241,7 +241,7 @@ class Contacts:
         @device
         def scaled(w, pair, d):
             weight, of_normal = numbers(NUMBERS * pair + 16), numbers(NUMBERS * pair + 17)
-            change = lighter(w, body(2 * pair)) + lighter(w, body(2 * pair + 1))
+            change = weight_change(w, body(2 * pair)) + weight_change(w, body(2 * pair + 1))
             if pyramidal and places(PLACES * pair + 5) > 1:
                 # The diagonal is the inverse weight times 1 + mu^2, and R that times 2 mu^2 / impratio.
                 mu, before = friction(w, pair, 1), max(numbers(NUMBERS * pair + 2), smooth)
@@ -250,7 +250,7 @@ class Contacts:
                 of_normal *= (mu / before) * (mu / before)
             return max(least, (one - d) / d * (weight + change)) * of_normal
 
-        return scaled if "scale friction" in lay.at or "lighter body" in lay.at else constant
+        return scaled if "scale friction" in lay.at or "weight change body" in lay.at else constant
 
     def _free(self, first: int, some: bool) -> Any:
         """Make the device function (pair) that returns whether the row of an entry of the tables pushes and pulls, as
@@ -338,7 +338,7 @@ class Contacts:
         numbers = self.numbers
         curve = impedance(real, [entry.solimp[4] for entry in tethers], numbers)
         count, first, width = len(tethers), self.pairs, 1 + lay.chain
-        one, lighter, TETHER = real(1.0), added(lay, "lighter tether", real), lay.at["tether"]
+        one, weight_change, TETHER = real(1.0), entries(lay, "weight change tether", real), lay.at["tether"]
 
         @device
         def tether_rows(w, n):
@@ -350,7 +350,7 @@ class Contacts:
                     if distance < numbers(NUMBERS * entry):
                         r = distance - numbers(NUMBERS * entry)
                         d = curve(r, NUMBERS * entry + 9)
-                        weight = numbers(NUMBERS * entry + 16) + lighter(w, k)
+                        weight = numbers(NUMBERS * entry + 16) + weight_change(w, k)
                         push = numbers(NUMBERS * entry + 7) * d * r
                         write(w, n, entry, at + 1, one if side == 0 else -one, weight, d, push)
                         n += 1

@@ -181,7 +181,6 @@ class State:
     qfrc_passive: Vector = field(default_factory=list)
     qfrc_actuator: Vector = field(default_factory=list)
     actuator_force: Vector = field(default_factory=list)
-    actuator_length: Vector = field(default_factory=list)
     actuator_moment: list[dict[int, Number]] = field(default_factory=list)  # by dof
     actuator_slope: Vector = field(default_factory=list)  # d force / d velocity, only for implicitfast
     act_dot: Vector = field(default_factory=list)
@@ -511,7 +510,6 @@ def actuation(
             state.actuator_slope.append(_actuator_slope(m, k, drive, force))
         state.actuator_moment.append(moment)
         state.actuator_force.append(force)
-        state.actuator_length.append(length)
         for dof, part in moment.items():
             forces[dof] = forces[dof] + part * force
     for joint in range(m.njnt):

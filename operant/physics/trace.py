@@ -5,7 +5,7 @@ records what it would compute. Constants are folded as they appear (0 x, 1 x, x 
 once, and only what a store needs is lowered. Thereby the sparsity of one model (a planar chain, an axis along y, a
 massless body) disappears at recording, and loops over bodies are unrolled.
 
-`program` makes a numba intrinsic of a recording, which the CPU and CUDA lower alike. Knows nothing of physics.
+`program` makes a numba intrinsic of a recording, which the CPU and CUDA lower alike.
 """
 
 from __future__ import annotations
@@ -139,17 +139,10 @@ def _unary(name: str, plain: Callable[[float], float]) -> Callable[[Number], Num
 sqrt = _unary("sqrt", math.sqrt)
 sin = _unary("sin", math.sin)
 cos = _unary("cos", math.cos)
-exp = _unary("exp", math.exp)
 
 
 def _tape(*numbers: Number) -> Tape | None:
     return next((x.tape for x in numbers if isinstance(x, Value)), None)
-
-
-def atan2(y: Number, x: Number) -> Number:
-    """Angle of the vector (x, y)."""
-    tape = _tape(y, x)
-    return math.atan2(y, x) if tape is None else tape.node("atan2", y, x)
 
 
 def less(x: Number, y: Number) -> Any:
@@ -187,7 +180,7 @@ def needed(tape: Tape) -> list[Value]:
     return [event for event in tape.events if used[event.key]]
 
 
-_MATHS = {"sqrt": math.sqrt, "sin": math.sin, "cos": math.cos, "exp": math.exp, "atan2": math.atan2}
+_MATHS = {"sqrt": math.sqrt, "sin": math.sin, "cos": math.cos}
 
 
 def program(record: Callable[[Tape], None], arrays: int, content: bytes) -> Any:

@@ -1,1 +1,1 @@
-"""Playback of policies and interactive play: videos, terminal viewer, games. Knows nothing of training."""
+"""Playback of policies and interactive play: videos, terminal viewer, games."""

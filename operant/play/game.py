@@ -1,4 +1,4 @@
-"""Interactive game: a person plays one lane of an environment (`operant play`). Knows no policy, no run and no screen.
+"""Interactive game: a person plays one lane of an environment (`operant play`).
 
 In real time the game advances at a fixed rate with the keys pressed last; turn-based, each step waits for a key (see
 `takes_turns`).

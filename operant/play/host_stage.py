@@ -1,5 +1,4 @@
-"""`Stage` of host lanes: lanes of a gymnasium: environment, stepped one at a time, with pictures. Knows no video and no
-run.
+"""`Stage` of host lanes: lanes of a gymnasium: environment, stepped one at a time, with pictures.
 
 An ended lane shows its last state until the next step; its observation already belongs to the next episode.
 """

@@ -1,4 +1,4 @@
-"""Key bindings: map keys to actions, and track which keys are held. Knows no terminal and no lane.
+"""Key bindings: map keys to actions, and track which keys are held.
 
 A key maps to a word ("left", "jump") and an action to a set of words, so that two keys held together can select a third
 action. A terminal reports key presses and repeats but no releases; a word therefore expires some time after its key.

@@ -1,5 +1,4 @@
-"""Game screen, a Textual app: the picture, two lines of text below it and a box over it. Knows no rules, no policy and
-no run.
+"""Game screen, a Textual app: the picture, two lines of text below it and a box over it.
 
 A `Playable` provides the contents and handles the keys: a person's game (operant/play/game.py) or the policy viewer
 (operant/play/viewer.py).

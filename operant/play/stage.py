@@ -1,5 +1,4 @@
-"""Stage: a few lanes stepped one at a time, with pictures, for videos, the viewer and games. Knows nothing of videos,
-terminals or runs.
+"""Stage: a few lanes stepped one at a time, with pictures, for videos, the viewer and games.
 
 An ended lane keeps its last state until the next step, so that the end can be shown. Its next episode starts with
 exactly the random numbers that a world's reset would use: the episodes are those of `evaluate`.

@@ -1,4 +1,4 @@
-"""Video files: GIF, MP4 and PNG from a sequence of pictures. Knows nothing of environments, runs or policies.
+"""Video files: GIF, MP4 and PNG from a sequence of pictures.
 
 Pillow writes GIFs and PNGs, imageio-ffmpeg writes MP4s. A file is written under a temporary name in the same folder and
 renamed once it is complete.

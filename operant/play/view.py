@@ -1,5 +1,4 @@
-"""View of one lane as rows of cells: its picture in half blocks, as large as fits, and text. Knows no terminal, no
-policy and no key.
+"""View of one lane as rows of cells: its picture in half blocks, as large as fits, and text.
 
 An environment without a picture is shown by its observation, as numbers.
 """

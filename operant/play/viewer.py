@@ -1,4 +1,4 @@
-"""Policy viewer of `operant eval --render term`. Knows no run, no checkpoint and no screen.
+"""Policy viewer of `operant eval --render term`.
 
 Plays at the environment's speed, limited to a watchable frame rate.
 """

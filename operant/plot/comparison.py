@@ -1,6 +1,4 @@
-"""Comparison of groups of runs: curves, scores, statistics and differences, as plain data. Knows no figure and no
-terminal.
-"""
+"""Comparison of groups of runs: curves, scores, statistics and differences, as plain data."""
 
 from __future__ import annotations
 

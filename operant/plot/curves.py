@@ -1,5 +1,5 @@
-"""Learning curves on a common grid: smoothed curves, and their mean over seeds with a confidence band. Pure; knows no
-run and no figure.
+"""Learning curves on a common grid: smoothed curves, and their mean over seeds with a confidence band. The functions
+are pure.
 
 Shape letters: R runs of a group, G grid points.
 """

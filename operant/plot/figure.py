@@ -1,7 +1,7 @@
 """Publication figures of groups of runs by matplotlib: colour-blind safe, vector formats with text as text, smoothing
 and intervals stated in a note.
 
-Knows no run folder. Colours are those of Okabe & Ito 2008; groups also differ in their line pattern.
+Colours are those of Okabe & Ito 2008; groups also differ in their line pattern.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Report of a comparison as one HTML file that opens anywhere: no script, no font, no address outside of the file.
 
 Everything that comes from a run's folder is escaped text; a content security policy forbids scripts and connections.
-Knows no terminal.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from operant.text import count, number, safe
 _COLOURS: Final = 8
 _DASHES: Final = ("", "7 4", "2 3", "8 3 2 3")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 640, 300, 58, 40, 12  # pixels of a chart and its margins
-_TICKS: Final = 6  # at most so many intervals between ticks
+_TICKS: Final = 6  # maximum number of intervals between ticks
 _MOST_PAIRS: Final = 20  # rows of the table of probabilities
 _OWN_NAME: Final = re.compile(r"(?m)(^\[run\]\n(?:(?!\[|name = ).*\n)*)name = .*\n")
 _STYLE: Final = """

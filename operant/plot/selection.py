@@ -1,5 +1,5 @@
-"""Grouping of runs: runs that differ only in their seed form a group, in which each seed counts once. Reads run
-folders; knows no figure.
+"""Grouping of runs: runs that differ only in their seed form a group, in which each seed counts once. The module reads
+run folders.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Statistics of few runs, after Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical
-precipice". Pure; knows no run.
+precipice". The functions are pure.
 
 The scores of a group are one array per task (an environment) with one value per run. Intervals are 95 % percentile
 intervals of a stratified bootstrap: scipy.stats.bootstrap resamples the runs of each task with replacement.

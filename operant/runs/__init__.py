@@ -1,7 +1,6 @@
 """Run folders: creation, listing, lookup by name, lock and state. Standard library only.
 
-Other packages import these names from here; control, launch and checkpoints are separate modules. Knows nothing of
-training or of screens.
+Other packages import these names from here; control, launch and checkpoints are separate modules.
 """
 
 from operant.runs.evaluations import Evaluations, evaluated

@@ -1,7 +1,7 @@
 """Atomic folders of files: complete or absent, whatever kills the process, fills the disk or flips a bit.
 
-Knows bytes, names and hashes; nothing of tensors, steps or runs. Standard library only, so that tests can kill it
-cheaply. Every call works relative to an open descriptor of the root folder and never follows a symbolic link.
+Standard library only, so that tests can kill it cheaply. Every call works relative to an open descriptor of the root
+folder and never follows a symbolic link.
 
     NAME/                   committed: manifest.json has its checksum, every file its size and sha256
     .tmp-NAME-PID/          being written

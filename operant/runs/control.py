@@ -1,5 +1,4 @@
-"""Requests to the trainer of a run by files: sending, receiving, answers. Standard library only. Knows nothing of what
-a trainer does about a request.
+"""Requests to the trainer of a run by files: sending, receiving, answers. Standard library only.
 
     RUN/ctl/                            0700, made by the first process that needs it
       req-<boottime ns>-<uuid>.json     a request, at most 4 KiB; appears complete, by rename
@@ -36,12 +35,12 @@ from operant.errors import MachineError, NotFoundError
 from operant.runs import folder as runfolder
 from operant.runs import states
 from operant.runs.folder import Run, integer_of, text_of
+from operant.runs.metrics.layout import BOOTTIME, MODES
 from operant.text import safe, user_name
 
 VERBS: Final = ("stop", "pause", "unpause", "checkpoint", "watch")
 RESULTS: Final = ("none", "accepted", "done", "failed", "refused")
 """Results of a request; the index is the code in the metrics file. `accepted` is followed by `done` or `failed`."""
-MODES: Final = ("greedy", "sampled")
 _VERSION, _LIMIT_BYTES, _ANSWER_BYTES, _MOST_BRACKETS = 1, 4096, 65536, 16
 _KEPT, _AWAITED_S, _MOST_NAMES = 100, 600.0, 1000
 _SETTLE_S = 2.0  # a folder is listed again for this time after a change: file times are coarse
@@ -49,7 +48,6 @@ _LOOK_S, _PATIENCE_S = 0.02, 1.0
 _REQUEST = re.compile(r"req-[0-9]{20}-[0-9a-f]{32}\.json")
 _WATCH = re.compile(r"watch-[0-9a-f]{32}\.json")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp")
-_BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class UnwritableError(MachineError):
@@ -111,7 +109,7 @@ def send(run: Run, verb: str, arguments: Mapping[str, Any] | None = None, *, exp
         "run_uuid": document.get("uuid"),
         "worker": document.get("pid_start_ticks"),
         "boot_id": runfolder.boot_id(),
-        "expires_boottime_ns": time.clock_gettime_ns(_BOOTTIME) + int(expires_s * 1e9),
+        "expires_boottime_ns": time.clock_gettime_ns(BOOTTIME) + int(expires_s * 1e9),
         "expires_realtime_ns": time.time_ns() + int(expires_s * 1e9),
     }
     raw = json.dumps(content).encode()
@@ -120,7 +118,7 @@ def send(run: Run, verb: str, arguments: Mapping[str, Any] | None = None, *, exp
     name = (
         f"watch-{_sender()}.json"
         if verb == "watch"
-        else f"req-{time.clock_gettime_ns(_BOOTTIME):020d}-{os.urandom(16).hex()}.json"
+        else f"req-{time.clock_gettime_ns(BOOTTIME):020d}-{os.urandom(16).hex()}.json"
     )
     try:
         with contextlib.suppress(FileExistsError):
@@ -389,7 +387,7 @@ class Inbox:
     def _prune(self, done: int) -> None:
         """Delete old answers in the open folder `done`, except those whose sender may still wait."""
         names = sorted(name for name in os.listdir(done) if _REQUEST.fullmatch(name))
-        now_ns = time.clock_gettime_ns(_BOOTTIME)
+        now_ns = time.clock_gettime_ns(BOOTTIME)
         for name in names[:-_KEPT]:
             if not 0 <= now_ns - int(name[4:24]) < _AWAITED_S * 1e9:  # later than now: of an earlier boot
                 with contextlib.suppress(OSError):
@@ -440,5 +438,5 @@ def _left_s(document: Mapping[str, Any]) -> float:
     """
     boottime_ns, realtime_ns = integer_of(document, "expires_boottime_ns"), integer_of(document, "expires_realtime_ns")
     if boottime_ns is not None and runfolder.boot_id() and document.get("boot_id") == runfolder.boot_id():
-        return (boottime_ns - time.clock_gettime_ns(_BOOTTIME)) / 1e9
+        return (boottime_ns - time.clock_gettime_ns(BOOTTIME)) / 1e9
     return 0.0 if realtime_ns is None else (realtime_ns - time.time_ns()) / 1e9

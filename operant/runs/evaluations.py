@@ -1,5 +1,4 @@
-"""Evaluations of a run as JSON Lines, eval/evaluations.jsonl: one line for each evaluated step. Standard library only;
-knows no value in them.
+"""Evaluations of a run as JSON Lines, eval/evaluations.jsonl: one line for each evaluated step. Standard library only.
 
 A line is appended by one write. Evaluations after the last checkpoint of a killed session are repeated: a resume
 removes their lines.

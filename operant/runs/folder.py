@@ -1,7 +1,7 @@
 """A run folder: its files, its document run.json, and the lock that shows whether its trainer is alive. Standard
 library only.
 
-Knows one folder; ids, listing and search are in operant/runs/index.py, states in operant/runs/states.py.
+Ids, listing and search are in operant/runs/index.py, states in operant/runs/states.py.
 
     runs/cartpole-ppo-4f2a/
       run.json       document: identity, request, and fields of the worker; replaced as a whole

@@ -1,4 +1,4 @@
-"""Repeated, cheap reads of one run for viewers. Standard library only. For one thread; knows no screen.
+"""Repeated, cheap reads of one run for viewers. Standard library only. For one thread.
 
 Opens everything for reading, and any file may vanish at any time. A replaced metrics file (a resume) is opened again; a
 deleted one is still read, because its trainer still writes it.

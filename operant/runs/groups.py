@@ -1,5 +1,4 @@
-"""Groups: one configuration trained with several seeds, as ordinary runs in one root. Standard library only; knows
-nothing of what is trained.
+"""Groups: one configuration trained with several seeds, as ordinary runs in one root. Standard library only.
 
     runs/cartpole-ppo-4f2a/      group.json: the request, the id of each seed's run, the process that trains them
                                  worker-*.log, group.log

@@ -1,4 +1,4 @@
-"""All run folders: creation, listing, lookup by name. Standard library only. Knows nothing of training or of screens.
+"""All run folders: creation, listing, lookup by name. Standard library only.
 
 Folders are in a root (`./runs`, `$OPERANT_RUNS`, `--runs`). To make ids work from any directory, each new run also
 leaves a symbolic link `<created ns>-<id>` in `$XDG_STATE_HOME/operant/runs` (default `~/.local/state`), the index.

@@ -1,5 +1,4 @@
-"""Start of a trainer that outlives the command that started it. Standard library only; knows nothing of what is
-trained.
+"""Start of a trainer that outlives the command that started it. Standard library only.
 
     operant train ── start ──> waiter: python -m operant.runs.launch RUN_DIR -- ARGV...
          │                     own session, no terminal, output to log.txt; writes exit.json when the worker ends

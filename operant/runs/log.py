@@ -1,6 +1,4 @@
-"""Log of a run, log.txt: all lines, the last ones, or those added while the run lives. Standard library only. Knows
-only how error lines begin.
-"""
+"""Log of a run, log.txt: all lines, the last ones, or those added while the run lives. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Worker processes that train one run after another (operant/training/pool_worker.py). Standard library only;
-knows nothing of what is trained.
+"""Worker processes that train one run after another (operant/training/pool_worker.py). Standard library only.
 
 A worker has one run at a time. At the end of the run, or of the worker within it, exit.json is written as the launcher
 does for a single run; what happens to the worker later does not concern the run. A dead worker is replaced at its next

@@ -1,4 +1,4 @@
-"""Results of the runs of a trial: evaluations, objective, time. Standard library only; knows no search engine."""
+"""Results of the runs of a trial: evaluations, objective, time. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Scheduler: trains the runs of a list of trials on worker processes. Standard library only; knows nothing of what is
-trained.
+"""Scheduler: trains the runs of a list of trials on worker processes. Standard library only.
 
 A group of seeds and a sweep differ in their journal alone: where trials come from, what their runs are asked for, what
 is recorded at their end. The journal is on disk before a run starts, so that a scheduler that was killed at any moment

@@ -1,7 +1,7 @@
 """States of a run: the one table of states. Standard library only.
 
 `observe` looks at a folder once, `assess` (pure) derives the state from looks, `describe` is the summary that `operant
-show` and `operant runs` print. Knows nothing of ids or listing, nor how a state is drawn.
+show` and `operant runs` print.
 
     starting          lock held, no metrics file of this worker yet, or step 0
     running           lock held, heartbeat and iterations moving
@@ -39,6 +39,7 @@ from operant.runs import folder as runfolder
 from operant.runs import notes
 from operant.runs.folder import Run
 from operant.runs.metrics import TERMINAL, Header, Reader, Record, Status
+from operant.runs.metrics.layout import BOOTTIME
 
 ENDED: Final = TERMINAL | {"crashed"}
 LIVE: Final = frozenset(("starting", "running", "paused", "stopping", "stalled", "suspended"))
@@ -48,7 +49,6 @@ _LAUNCH_S = 10.0  # a younger folder without a lock is about to be started
 _LOOK_BACK = 32  # records searched for a value that is not in every record (a return)
 # exit codes of a worker that refused to start
 _UNCHANGED_CODES = 0, UsageError.exit_code, NotFoundError.exit_code, BusyError.exit_code
-_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class State(NamedTuple):
@@ -322,7 +322,7 @@ def _with_metrics(look: Observation, document: Mapping[str, Any], reader: Reader
         return look
     record = reader.latest()
     same_boot = header.boot_id.hex() == runfolder.boot_id().replace("-", "") != ""
-    now_ns, wall_ns = time.clock_gettime_ns(_BOOTTIME), time.time_ns()
+    now_ns, wall_ns = time.clock_gettime_ns(BOOTTIME), time.time_ns()
     heartbeat_age_s = record_age_s = still_s = usual_s = paused_s = None
     if same_boot and status.heartbeat_boottime_ns:
         heartbeat_age_s = max(0.0, (now_ns - status.heartbeat_boottime_ns) / 1e9)

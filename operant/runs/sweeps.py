@@ -1,5 +1,6 @@
-"""Sweep folders: lookup, runs, the commands that work on a sweep, stop requests to them. Standard library only; knows
-no trial.
+"""Sweep folders: lookup, runs, the commands that work on a sweep, stop requests to them.
+
+Standard library only.
 
     runs/NAME/   sweep.json         identity of the sweep in its runs (operant/runs/membership.py); whether it finished
                  at-HOST-PID.json   a command that works on the sweep, on any machine

@@ -1,4 +1,4 @@
-"""Maintenance of run folders: sizes, archives. Standard library only; knows nothing of training.
+"""Maintenance of run folders: sizes, archives. Standard library only.
 
 An archive is a gzipped tar of one folder. A restored run is not entered in this user's index: its code runs only after
 --trust, as in any run of a stranger. Nothing is written before all headers of an archive have been checked.

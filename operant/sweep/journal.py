@@ -2,7 +2,7 @@
 
 Asks the engine for values, reports evaluations to it, ends hopeless trials, records results. A trial has its values and
 the ids of its runs on disk before a run starts; a trial of a process that is gone is taken over: its runs are recorded,
-resumed, or trained from their beginning. Knows no terminal.
+resumed, or trained from their beginning.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Plan of a sweep: the keys of `[sweep]`, the search space, the configuration of its trials; checked, and stored in the
-folder of the sweep. Knows no engine and no trial.
+folder of the sweep.
 
     runs/NAME/   sweep.toml    the resolved configuration and [sweep], for this machine and all that join
                  sweep.json    the identity of the sweep in its runs

@@ -1,4 +1,4 @@
-"""Search space: searched keys of the configuration, their ranges and conditions. Knows no engine and no file.
+"""Search space: searched keys of the configuration, their ranges and conditions.
 
 algo.learning_rate = {log = [1e-4, 1e-2]}          log-uniform; integers if both ends are
 algo.gamma = {uniform = [0.9, 0.999]}              uniform, in steps with `step`

@@ -1,5 +1,5 @@
-"""Search engine: Optuna's samplers, pruners, and its journal file of trials, which several machines may share. Knows no
-run folder. Imports Optuna when a study is opened.
+"""Search engine: Optuna's samplers, pruners, and its journal file of trials, which several machines may share. Imports
+Optuna when a study is opened.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Tools around training: check, profile, bench, doctor. Knows no command line."""
+"""Tools around training: check, profile, bench, doctor."""

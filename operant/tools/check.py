@@ -1,4 +1,4 @@
-"""Checks of an environment against the contract (`operant check FILE.py`). Knows no policy and no algorithm.
+"""Checks of an environment against the contract (`operant check FILE.py`).
 
 An author's mistake must be reported as a sentence that names the line, never as a traceback or a wrong number in
 training. Each kind of mistake therefore has its own finding, and a failed finding ends the list if later ones depend on

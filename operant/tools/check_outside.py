@@ -1,4 +1,4 @@
-"""Checks of an outside environment (`operant check gymnasium:ID`). Knows no policy and no algorithm."""
+"""Checks of an outside environment (`operant check gymnasium:ID`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Checks of this machine (`operant doctor`): whether it can train, and what to do if not. Knows nothing of runs but the
-folder they are in.
+"""Checks of this machine (`operant doctor`): whether it can train, and what to do if not.
 
 Each check is a function that returns one finding. A check that raises becomes a finding, so that the list is always
 complete.

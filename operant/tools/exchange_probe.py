@@ -1,4 +1,4 @@
-"""Benchmark of the exchange between ranks, by processes on this machine. Knows no run and no algorithm.
+"""Benchmark of the exchange between ranks, by processes on this machine.
 
 Executed as a module, it is one of the ranks.
 """

@@ -1,5 +1,5 @@
 """Interconnect of this machine's GPUs (`operant doctor --links`): links, exchange time, and the commands that start one
-run on several GPUs or hosts. Knows no run.
+run on several GPUs or hosts.
 """
 
 from __future__ import annotations

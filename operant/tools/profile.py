@@ -1,7 +1,7 @@
 """Profile of an iteration (`operant profile`): phases, launches, utilization of the device, memory, and a trace.
 
-Trains a new trainer of a configuration for a few iterations and writes no run. Knows an algorithm's phases and the
-functions listed in its `parts`; prints nothing.
+Trains a new trainer of a configuration for a few iterations and writes no run. The phases are those of the algorithm
+and those of the functions in its `parts`. The caller prints the profile.
 """
 
 from __future__ import annotations

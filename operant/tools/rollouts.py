@@ -1,6 +1,4 @@
-"""Rollouts of an environment with random and extreme actions, for `operant.tools.check`, which judges the results.
-Knows no policy.
-"""
+"""Rollouts of an environment with random and extreme actions, for `operant.tools.check`, which judges the results."""
 
 from __future__ import annotations
 

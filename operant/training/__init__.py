@@ -1,1 +1,1 @@
-"""Trainer: the worker process, its loop, meters, evaluation and checkpoints. Knows no screen."""
+"""Trainer: the worker process, its loop, meters, evaluation and checkpoints."""

@@ -1,7 +1,6 @@
 """Resolution of `env.lanes = "auto"`: the largest number of lanes that fits on the device, fixed before the run starts.
 
-On a GPU candidates are tried; on a CPU memory is estimated. Knows device memory and how a trainer is built; knows no
-run and no algorithm's parts.
+On a GPU candidates are tried; on a CPU memory is estimated.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Builder of an algorithm on its world, for training, trials, profiles and benches. Knows no algorithm's parts and no
-run.
-"""
+"""Builder of an algorithm on its world, for training, trials, profiles and benches."""
 
 from __future__ import annotations
 

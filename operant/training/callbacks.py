@@ -2,7 +2,7 @@
 stop the run, change a scheduled value, log a number.
 
 A change becomes a point of the key's schedule, in the run's configuration too: a resume, or a new run with that
-configuration, repeats it without the callback. Knows no notebook; operant/library.py offers this to users.
+configuration, repeats it without the callback. operant/library.py offers callbacks to users.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Exchange between the ranks of a run by torch.distributed: rows of partial sums, and a checkpoint's tensors in lane
 order.
 
-gloo on CPUs; symmetric memory or NCCL on GPUs. Knows tensors, process groups and the names in an algorithm's state;
-knows no run folder and no launcher.
+gloo on CPUs; symmetric memory or NCCL on GPUs.
 """
 
 from __future__ import annotations

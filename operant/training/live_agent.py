@@ -1,8 +1,7 @@
 """Live view of the agent for the monitor: a few extra lanes stepped by the current policy, drawn into the metrics file.
 
 Without a viewer it costs one comparison per iteration. Watching changes no trained bit: the lanes have their own world,
-buffers and random stream, and the policy is only read. Buffers are allocated at the first request. Knows neither the
-viewer nor the screen.
+buffers and random stream, and the policy is only read. Buffers are allocated at the first request.
 """
 
 from __future__ import annotations

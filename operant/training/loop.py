@@ -1,7 +1,6 @@
 """Training loop of one run, and everything that happens between two iterations: evaluations, checkpoints, requests.
 
-Knows the run folder; knows no algorithm's parts and never draws. operant/training/worker.py builds a trainer from a
-folder, operant/training/requests.py receives signals and requests.
+operant/training/worker.py builds a trainer from a folder, operant/training/requests.py receives signals and requests.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from operant.errors import (
 from operant.runs import TERMINAL, History, Writer, salvage
 from operant.runs.checkpoints import Checkpoint, Store
 from operant.runs.control import Inbox, Request
+from operant.runs.metrics.layout import BOOTTIME
 from operant.training.build import build, set_scheduled
 from operant.training.callbacks import Controls, Hook, log_specs
 from operant.training.live_agent import FRAME_BYTES, Watcher
@@ -49,7 +49,6 @@ _TIMED = 3  # iterations whose ends are timed for `_announce_duration`
 _LONG_S = 600.0  # a longer run on a CPU is announced with its duration
 _SHOWN = {"collect": "rollout"}  # name of an algorithm's phase in the metrics file; others are "update"
 _FILE_LOOK_S = 5.0
-_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _LEVELS = {"info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
 
 log = logging.getLogger("operant")
@@ -370,7 +369,7 @@ class Trainer:
         """
         requests, began_s, saving_s = self.requests, time.monotonic(), 0.0
         requests.waiting = True
-        self._update_document(paused_by=by, paused_boottime_ns=time.clock_gettime_ns(_BOOTTIME))
+        self._update_document(paused_by=by, paused_boottime_ns=time.clock_gettime_ns(BOOTTIME))
         self._set_state("paused")
         self.writer.set_phase("idle")
         self.say(f"paused by {by} at step {self.step:,}", code="pause")
@@ -575,7 +574,7 @@ class Trainer:
         return once it is on disk.
         """
         last, self.requests.checkpoint = wait or self.requests.checkpoint, False
-        save = _Save(self.step, time.clock_gettime_ns(_BOOTTIME), best, self.requests.take("checkpoint"))
+        save = _Save(self.step, time.clock_gettime_ns(BOOTTIME), best, self.requests.take("checkpoint"))
         self.writer.set_phase("checkpoint")
         self.meters.measure("checkpoint", lambda: self._snapshot(save, last=last, wait=wait))
 

@@ -2,7 +2,7 @@
 
 With autograd over whole minibatches every buffer and activation grows linearly in the lanes, so updates at two small
 lane counts give the footprint at any. Chunked updates (fused kernels, the manual backward pass, `algo.microbatch`) need
-less; the estimate is then an upper bound. Knows no algorithm's parts.
+less; the estimate is then an upper bound.
 """
 
 from __future__ import annotations

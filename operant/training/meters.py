@@ -2,7 +2,7 @@
 
 At most `record_hz` times a second the sums are copied to pinned memory without waiting, and published once the copy has
 arrived. The rate changes no trained bit. This module holds the training loop's only routine synchronisation: the host
-runs at most one iteration ahead. Knows the algorithm's columns; knows nothing of loops or checkpoints.
+runs at most one iteration ahead.
 """
 
 from __future__ import annotations

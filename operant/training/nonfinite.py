@@ -1,7 +1,7 @@
 """Check for NaN and infinity in the inputs of training: each iteration's actions, rewards and observations.
 
 On a GPU one kernel reads the rollout, one thread per sample. On a CPU a finite sum proves that every value is finite,
-which is nearly always the case. Knows no algorithm and no loop. Shapes: T steps, N lanes, A actions, O observation.
+which is nearly always the case. Shapes: T steps, N lanes, A actions, O observation.
 """
 
 from __future__ import annotations

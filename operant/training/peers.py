@@ -1,5 +1,4 @@
-"""Control connections between the ranks of a run: rendezvous, liveness and rank 0's commands. Standard library only;
-knows no tensor.
+"""Control connections between the ranks of a run: rendezvous, liveness and rank 0's commands. Standard library only.
 
 Rank 0 listens on a TCP port and writes its address and a token into the run folder, which all ranks share. The other
 ranks connect and identify themselves. Both sides then send a heartbeat four times a second: a closed connection is

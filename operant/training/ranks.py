@@ -1,6 +1,6 @@
 """Ranks of a run and their devices, from the configuration or from torchrun's or srun's environment variables.
 
-Also starts the other ranks on this machine. Knows nothing of training.
+Also starts the other ranks on this machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Signals and request files for a training loop, and the threads that receive and answer them. Standard library only.
 
-A handler or thread only sets fields that the loop reads between two iterations; the loop reports completion. Knows
-nothing of training, checkpoints or run folders.
+A handler or thread only sets fields that the loop reads between two iterations; the loop reports completion.
 """
 
 from __future__ import annotations

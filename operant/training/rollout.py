@@ -1,6 +1,4 @@
-"""Rollout of an actor in a world over fixed buffers, shared by evaluation, live view, films and play. Knows no
-algorithm.
-"""
+"""Rollout of an actor in a world over fixed buffers, shared by evaluation, live view, films and play."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run in training: tensors of each tier, finiteness checks, and restoring them. Knows no loop."""
+"""Checkpoints of a run in training: tensors of each tier, finiteness checks, and restoring them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Evaluations of a run, and the confirmation of its target by fresh episodes. Knows no run folder, no log and no
-training loop.
+"""Evaluations of a run, and the confirmation of its target by fresh episodes.
 
 An evaluation that reaches the target may be lucky, and the luckiest of many evaluations would end the run. It only
 triggers a second one with other episodes: the target counts as reached if that mean is high enough for a third

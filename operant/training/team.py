@@ -1,5 +1,4 @@
-"""Rank 0's control of the other ranks (`Team`), and the loop of those ranks (`Member`). Knows no decisions of the
-training loop.
+"""Rank 0's control of the other ranks (`Team`), and the loop of those ranks (`Member`).
 
 Every rank owns a share of the lanes and a full copy of policy and optimizer. Rank 0 runs the training loop and owns the
 run folder; the others execute its commands: an iteration, their part of a checkpoint, the end.

@@ -1,4 +1,4 @@
-"""Worlds: N lanes of one environment, on a GPU or on the host. Knows no policy and no algorithm.
+"""Worlds: N lanes of one environment, on a GPU or on the host.
 
 Names are imported on first use: `operant.worlds.lane` and `pixels` need no torch. The outward adapters `gym` and `sb3`
 are not among them, as they need optional packages; `host_world` is imported only for an outside environment.

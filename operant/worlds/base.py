@@ -1,6 +1,4 @@
-"""World protocol: N lanes of one environment as acting and learning see them. Knows no implementation, policy or
-algorithm.
-"""
+"""World protocol: N lanes of one environment as acting and learning see them."""
 
 from __future__ import annotations
 

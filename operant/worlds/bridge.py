@@ -1,5 +1,4 @@
-"""Shipped environments stepped by CPU threads for a learner on a GPU: a `World` around a CPU `DeviceWorld`. Knows no
-policy.
+"""Shipped environments stepped by CPU threads for a learner on a GPU: a `World` around a CPU `DeviceWorld`.
 
 A buffer is a range of lanes of that one world, so every value equals the world's. Threads share a buffer's lanes in
 compiled code while Python processes another buffer's outcome. With a GPU all blocks are pinned. Observations are stored

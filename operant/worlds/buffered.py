@@ -1,5 +1,4 @@
-"""Base class of worlds stepped on the host in buffers of lanes: staging blocks, copies and the clock. Knows no
-environment.
+"""Base class of worlds stepped on the host in buffers of lanes: staging blocks, copies and the clock.
 
 A buffer's outcome lies in fixed host blocks, pinned with a GPU, and is copied to the device asynchronously. Of the
 device's data only the actions are awaited, by an event. `step` performs a step of all lanes; its parts are called

@@ -1,5 +1,4 @@
-"""N lanes of one environment on a device: buffers, and the kernels that step and reset them. Knows no policy and no
-algorithm.
+"""N lanes of one environment on a device: buffers, and the kernels that step and reset them.
 
 Layout is field-major, state (F, N) and observations (O, N), so that neighbouring threads access neighbouring addresses.
 Picture observations are an (O, N) view of memory in (N, O) order, as pixel kernels and networks need it.

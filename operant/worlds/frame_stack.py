@@ -1,5 +1,5 @@
-"""Frame preprocessing on the learner's device: grayscale, resize and frame stack, bit-equal to operant/host/image.py.
-Knows no environment.
+"""Frame preprocessing on the learner's device: grayscale, resize and frame stack, bit-equal to
+operant/host/image.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gymnasium adapter: a world as a vector environment (`make_vec`). Knows no policy and no algorithm.
+"""Gymnasium adapter: a world as a vector environment (`make_vec`).
 
 Resets of ended lanes follow Gymnasium's `AutoresetMode`, named by its values:
 

@@ -1,5 +1,4 @@
-"""N lanes of an outside environment stepped by host processes: a `World`. Knows no policy, no algorithm, and of an
-environment only its rows.
+"""N lanes of an outside environment stepped by host processes: a `World`.
 
 Lanes form buffers. Processes step the first as soon as its actions have arrived, while the second's are still being
 copied, and its observations are copied while the second is stepped. Every step waits for all lanes in order, so a

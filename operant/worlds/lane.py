@@ -1,5 +1,5 @@
-"""Kernel bodies that step and reset one lane of any environment. Knows the environment contract; of buffers only the
-names.
+"""Kernel bodies that step and reset one lane of any environment. The bodies call the functions that an
+`operant.envs.Env` declares.
 
 Implements once what every environment needs: automatic resets, time limits, true final observations, episode sums,
 random numbers. A step of a lane at tick t:

@@ -1,4 +1,4 @@
-"""Painter: draws the lanes of a world into a tensor of pixels. Knows no policy, screen or file format."""
+"""Painter: draws the lanes of a world into a tensor of pixels."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Shader bodies for N pictures at once, one thread per pixel. Knows the environment contract; knows no world, policy or
-file format.
+"""Shader bodies for N pictures at once, one thread per pixel. The bodies call `arrange` and `pixel_shader` of an
+`operant.envs.Env`.
 
 The same body serves the live view in the monitor, pixel observations and films. Picture sizes are read from the canvas
 at run time, so one compilation serves all.

@@ -1,4 +1,4 @@
-"""Stable-Baselines3 adapter of a world, built on the Gymnasium adapter. Knows no policy and no algorithm.
+"""Stable-Baselines3 adapter of a world, built on the Gymnasium adapter.
 
 Needs `gymnasium` and `stable_baselines3`, optional dependencies of this package.
 """

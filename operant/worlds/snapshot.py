@@ -1,5 +1,5 @@
-"""Snapshot of a world's lanes before a step or reset, to undo it in some of them. Knows no Gymnasium
-(operant/worlds/gym.py).
+"""Snapshot of a world's lanes before a step or reset, to undo it in some of them. The Gymnasium adapter
+(operant/worlds/gym.py) uses it.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from operant.errors import MachineError, NotFoundError
 from operant.runs import control
 from operant.runs import folder as runfolder
 from operant.runs.control import Answer, Inbox, Request
+from operant.runs.metrics.layout import BOOTTIME
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def test_every_request_of_a_moment_is_answered_and_later_the_newest_hundred_answ
     for request in requests:
         inbox.settle(request, "done")
     assert all(control.answer(run, ticket, 0.0) == Answer("done", "") for ticket in tickets[:-1])
-    now_ns = time.clock_gettime_ns(control._BOOTTIME)
+    now_ns = time.clock_gettime_ns(BOOTTIME)
     for moved_s in (-3600, 3600):  # since another boot, since an hour
         monkeypatch.setattr(time, "clock_gettime_ns", lambda clock, moved_s=moved_s: now_ns + moved_s * 10**9)
         inbox.settle(last, "done")

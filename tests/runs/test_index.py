@@ -21,6 +21,7 @@ from operant.errors import BusyError, MachineError, NotFoundError, UsageError
 from operant.runs import folder as runfolder
 from operant.runs import groups, launch, states, sweeps
 from operant.runs.metrics import Metric, Record, Status, Writer
+from operant.runs.metrics.layout import BOOTTIME
 
 PACKAGE_PARENT = str(Path(runs.__file__).parents[2])
 
@@ -821,7 +822,7 @@ def test_a_crash_loses_the_work_between_the_last_checkpoint_and_the_last_heartbe
     def unsaved(step, state="running", later_s=0):
         with Writer(run.path / "metrics.mm", [Metric("return")], run_uuid=run.uuid, version="0.1.0") as writer:
             writer.publish(1000, [1.0])
-            writer.set_checkpoint(step, clock(states._BOOTTIME) - 34 * 10**9)
+            writer.set_checkpoint(step, clock(BOOTTIME) - 34 * 10**9)
             writer.set_state(state)
             writer.heartbeat()
         monkeypatch.setattr(time, "clock_gettime_ns", lambda which: clock(which) + later_s * 10**9)

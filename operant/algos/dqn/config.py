@@ -1,4 +1,4 @@
-"""DQN's configuration: the keys of `[algo]`, their defaults and ranges. Knows no tensor."""
+"""DQN's configuration: the keys of `[algo]`, their defaults and ranges."""
 
 from __future__ import annotations
 

@@ -131,10 +131,11 @@ class _Chunk:
         totals.add_(self._terms.sum(dim=1))
 
     def _policy_gradient(self, samples: Batch) -> None:
-        """Write B times the gradient of L_CLIP in log pi(a|s), (n), and the sums of the policy's loss terms.
+        """Write B dL_CLIP / d log pi(a|s), (n), and the terms of each sample: surrogate, KL estimate, and whether the
+        ratio is clipped, (n) each.
 
-        L_CLIP = E[min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)] and d r / d log pi = r: so r A where the first is the
-        smaller, 0 elsewhere.
+        L_CLIP = E[min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)] and d r / d log pi = r. The gradient is r A where r A
+        is the minimum, and 0 elsewhere.
         """
         clip, unclipped = self._config.clip, self._unclipped
         # r = pi / pi_old; KL = (r - 1) - log r; clipped where |r - 1| > epsilon

@@ -13,9 +13,7 @@ fixed, and nothing is read back to the host. The last part of the file is what a
 
 Neighbours override parts of `TorchBackend` and are tested against it: `cpu.py` (hand-written backward pass), `fused/`
 (Triton kernels), `memory.py` (recurrent policies) and `overlap.py` (collection of the next rollout during the update).
-`operant.algos.ppo` chooses among them. An experiment with the loss: change it here and set `algo.kernels = "torch"`.
-With "auto" neither a CPU nor a GPU runs this loss, except for networks that the other backends do not support.
-`operant.algos.simple` has base classes of an algorithm in one file.
+`operant.algos.ppo` chooses among them. `operant.algos.simple` has base classes of an algorithm in one file.
 
 Shape letters: T steps, N lanes, A rows of an action, U rows of noise, O rows of an observation, H action parameters
 (logits, or means), M blocks of a rollout, B samples of a minibatch, E terms of the loss.
@@ -134,9 +132,9 @@ def loss_of_outputs(
     """Return the loss of a minibatch and its terms, given the network's outputs on it: `parameters` of the action
     distribution (H, B) and `value` (B).
 
-    An experiment with the loss: change it here and set `algo.kernels = "torch"`. With "auto" neither a CPU nor a GPU
-    runs this function, except for networks that the other backends do not support. `cpu.py` and `fused/kernels.py`
-    write out the gradient of this loss by hand, and their tests compare them with this function.
+    To experiment with the loss, change this function and set `algo.kernels = "torch"`. With "auto" neither a CPU nor a
+    GPU runs it, except for networks that the other backends do not support. `cpu.py` and `fused/kernels.py` write out
+    the gradient of this loss by hand, and their tests compare them with this function.
     """
     # Gaussian: std is a parameter, not a function of the state; with squash log p of tanh, the entropy without it.
     log_probability, entropy = policy.distribution.log_probability_and_entropy(parameters, batch.action)  # (B) each

@@ -1,4 +1,4 @@
-"""SAC's configuration: the keys of `[algo]`, their defaults and ranges. Knows no tensor."""
+"""SAC's configuration: the keys of `[algo]`, their defaults and ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TD3's configuration: the keys of `[algo]`, their defaults and ranges. Knows no tensor."""
+"""TD3's configuration: the keys of `[algo]`, their defaults and ranges."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Fused Triton kernels of SAC and TD3: acting and learning in a few launches. Knows no algorithm's cycle of ticks and
-updates.
+"""Fused Triton kernels of SAC and TD3: acting and learning in a few launches.
 
 The algorithms' torch paths are the specification: same transitions, same noise, every sum of floats in a fixed order.
 Two engines, `narrow` (up to 256 units) and `wide` (up to 1,024, and long observations), share `engine` (buffers,

@@ -1,4 +1,4 @@
-"""Common part of both engines: buffers of acting, batch and replay, and their launches. Knows no network.
+"""Common part of both engines: buffers of acting, batch and replay, and their launches.
 
 Nothing allocates or reads back after construction, so a CUDA graph can hold an iteration. Kernels compile at their
 first launch, which must come before a capture.

@@ -1,5 +1,5 @@
 """Compile-time specification of an actor and its critics: the fields that kernels of both engines read, and the limits
-that both engines have. Knows no Triton.
+that both engines have. The module works without Triton.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Description of an actor-critic algorithm for the fused kernels: networks, optimizers and buffers. Knows no Triton and
-no algorithm.
+"""Description of an actor-critic algorithm for the fused kernels: networks, optimizers and buffers. The module works
+without Triton.
 """
 
 from __future__ import annotations

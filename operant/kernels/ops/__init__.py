@@ -2,7 +2,6 @@
 
 Most are device functions (`@triton.jit` functions that kernels inline); `reduce` and `adam` also hold kernels.
 Conventions: `*_ptr` is a pointer, `BLOCK_*` and other capitals are compile-time constants, `mask` is true in bounds.
-Knows no network, no algorithm and no rollout.
 
 `SPEC` is the specification of any engine (`operant.kernels.spec.Spec`, `actor_critic.spec.ActorCriticSpec`, ...), a
 compile-time constant with plain fields. Functions here read:

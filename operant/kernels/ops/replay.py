@@ -1,7 +1,7 @@
 """Triton kernels of a replay: sample a batch of n-step transitions, and store a tick.
 
 Transitions, returns and noise equal those of `operant.data.replay`, whose kernels are the specification. Each function
-runs as a kernel alone or as a part of another kernel. Knows no network and no loss.
+runs as a kernel alone or as a part of another kernel.
 
 A *tick* is one step of all lanes. The side buffer holds true final observations of truncated episodes, with fewer rows
 than the ring. Shape letters: C ticks of the ring, F rows of the side buffer, N lanes, P stored values of an

@@ -1,8 +1,7 @@
 """Checkpoints of a run: a valid one exists at any time, and only a valid one is loaded.
 
-Knows named tensors on the CPU and a JSON document; nothing of algorithms, worlds or run folders. Imports torch only to
-pack or unpack tensors, so that commands which list checkpoints start quickly. No pickle: tensors are safetensors, all
-else is JSON.
+A checkpoint holds named tensors and a JSON document. Imports torch only to pack or unpack tensors, so that commands
+which list checkpoints start quickly. No pickle: tensors are safetensors, all else is JSON.
 
     RUN/checkpoints/step-000000300000/
         tensors.safetensors    tensors

@@ -1,6 +1,6 @@
 """Manifests of checkpoints: fields, candidates in a folder, and the order to try them. Standard library only.
 
-Knows no tensor and writes nothing.
+The module writes no file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Replay buffer of a checkpoint: data that a run can collect again, in a separate folder, written and read in pieces. A
 checkpoint is valid without it.
 
-Knows named tensors and their checkpoint; nothing of algorithms. Imports torch only to write or read tensors.
+The data are named tensors. Imports torch only to write or read tensors.
 
     RUN/checkpoints/replay-step-000000300000/
         replay.safetensors     tensors

@@ -1,6 +1,6 @@
 """Store of the checkpoints of one run: saves, finds, loads and deletes them so that a valid one exists at any time.
 
-Knows named tensors on the CPU and a JSON document; nothing of algorithms, worlds or run folders.
+A checkpoint holds named tensors and a JSON document. The caller passes the tensors on the CPU.
 """
 
 from __future__ import annotations

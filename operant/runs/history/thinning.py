@@ -1,7 +1,7 @@
 """Thinning of a history segment: four records become one, so that a long run keeps its whole past in bounded space.
 Standard library only.
 
-Knows nothing of quotas, nor which segment comes first.
+The caller (operant/runs/history/writer.py) chooses the segment.
 """
 
 from __future__ import annotations

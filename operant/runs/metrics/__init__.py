@@ -1,8 +1,8 @@
 """Metrics file: metrics and status of a run in one small file of fixed size, without locks. Standard library only.
 
 One writer (the trainer) stores through a memory map, or by `pwrite` on filesystems whose maps are unreliable. Any
-number of readers use `pread`, hold no lock and cannot disturb it. Knows nothing of run folders, of locks, of what a
-metric means, or of liveness, which readers of heartbeats decide.
+number of readers use `pread`, hold no lock and cannot disturb it. Readers judge by the heartbeats whether the trainer
+is alive.
 
 A reader never accepts half a record: `seq` is 2n+1 while record n is being stored and 2n+2 after, which filters nearly
 all of them; the CRC-32, which covers n itself, decides. x86-64 keeps stores in order. Other processors (ARM) may not,

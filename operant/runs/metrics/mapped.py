@@ -1,7 +1,7 @@
 """Storage of a metrics file: a file of fixed size that appears complete, then takes 8-byte words and numbered records
 in place, by a memory map or by `pwrite`. Standard library only.
 
-Knows only the first two words of a record: `seq`, which is 2n+1 while record n is being stored and 2n+2 after, and the
+The first word of a record is `seq`: 2n+1 while record n is being stored, 2n+2 after. The second word contains the
 checksum, which the caller has filled in.
 """
 

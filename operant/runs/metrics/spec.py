@@ -3,7 +3,7 @@ Standard library only.
 
 A metric is declared once, next to the code that computes it; a viewer knows metrics only through these values and the
 schema of the metrics file. Thresholds are data: a viewer applies them to the recent records (those of the last ten
-seconds, at least twenty). Knows no file: `encode` and `decode` are for the document.
+seconds, at least twenty). `encode` and `decode` convert between declarations and the document.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writer of a metrics file: records, events, pictures, status words. Standard library only.
 
-Knows nothing of readers, nor of how the bytes get into the file: `operant.runs.metrics.mapped` stores them.
+`operant.runs.metrics.mapped` stores the bytes in the file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DQN's fused kernels: launches of acting and learning. Knows the order of launches.
+"""DQN's fused kernels: launches of acting and learning.
 
 Tick t: act and step the world, concurrently compute the gradient of the tick's first batch; then step Adam and the
 target network and store the tick, in one launch. Further batches of the tick learn before that; a tick without an

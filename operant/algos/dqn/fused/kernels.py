@@ -3,7 +3,7 @@
 An update is two launches. `act_and_learn` computes the gradient of the batch, a tile of samples a program, and in other
 programs the actions of the tick: the newest tick is never sampled, so acting depends on no update of its tick.
 `reduce_and_step` sums the tiles' gradients, steps Adam and moves the target network, and in other programs stores the
-tick that the world has made meanwhile. Knows the layout of `operant.data.replay`; knows no world.
+tick that the world has made meanwhile. The kernels read and write the replay in the layout of `operant.data.replay`.
 
 Common constants: SPEC: the network's `operant.kernels.Spec`; DQN: `DQNSpec`. Groups of buffers and scalars are named
 tuples: of tensors on the host, of pointers and numbers inside a kernel.

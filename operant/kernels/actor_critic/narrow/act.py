@@ -1,7 +1,7 @@
 """Triton kernel of acting: the actions of one tick and, in the same launch, the batch of the update that follows.
 
 A lane's action depends on that lane alone. Of the newest tick a batch reads only the observation, so both can run at
-once. Knows no loss. Common constants: SPEC: `NarrowSpec`; REPLAY: `ReplaySpec`; BLOCK_M: lanes of a tile.
+once. Common constants: SPEC: `NarrowSpec`; REPLAY: `ReplaySpec`; BLOCK_M: lanes of a tile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Engine for narrow networks: launches of acting and of an update. Knows the order of launches, no kernel's work."""
+"""Engine for narrow networks: launches of acting and of an update."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ steps it, from the samples to Adam, the target and the packed copies.
 
 Weights are *packed* for the passes: copied, zero-padded, in the type of the matrix products' operands. A *block* is a
 rectangle of a layer's packed weight. Sums over the batch run in one order inside one program, so equal batches give
-equal bits. Knows no forward pass.
+equal bits.
 
 Common parameters, structs as in `step`'s table: `SPEC`: `NarrowSpec`; `NET`: `Net` of the network; `LAYER`: index of
 the layer; `IS_ACTOR`: the network is the actor; `TARGET`: it has a target to move; `tower`: index of the critic.

@@ -1,5 +1,5 @@
 """Compile-time specification of narrow networks (up to 256 units): sizes, and offsets of parameters, packed weights and
-intermediate results. Knows no Triton.
+intermediate results. The module works without Triton.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Forward and backward passes of wide networks over a whole batch, as launches: own kernels, the library's products,
-and which of them overlap. Knows no loss and no optimizer: see `engine`.
+and which of them overlap. `engine` launches the losses and the optimizer steps.
 """
 
 from __future__ import annotations

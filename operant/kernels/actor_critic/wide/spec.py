@@ -1,5 +1,5 @@
-"""Compile-time specification of wide networks and large batches, and the tile sizes of their kernels. Knows no
-Triton.
+"""Compile-time specification of wide networks and large batches, and the tile sizes of their kernels. The module works
+without Triton.
 """
 
 from __future__ import annotations
