@@ -1,5 +1,5 @@
 """Triton's interpreter as the tests of fused kernels need it: mended, with a GPU's products, a check of addresses, and
-without the work that it repeats. Knows no kernel.
+without the work that it repeats.
 
 Written for Triton 3.6, which the test extra names. `teach()` changes the interpreter of this process for good.
 """

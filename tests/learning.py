@@ -1,4 +1,4 @@
-"""Trains by a shipped recipe for a few iterations, for tests that ask whether it begins to learn. Knows no game."""
+"""Trains by a shipped recipe for a few iterations, for tests that ask whether it begins to learn."""
 
 from __future__ import annotations
 

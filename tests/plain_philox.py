@@ -1,5 +1,5 @@
 """Random numbers as `operant.compute.rng` documents them, in plain Python integers: what the slow references of games
-draw from. Knows nothing of numba.
+draw from.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The platformer's rules in plain Python, on whole numbers of 1/256 of a tile: levels, motion, and a search for a way
-to the flag. Knows nothing of the kernel.
+to the flag.
 
 What tests of the environment compare it with. Written from the rules; shares no code, no layout of cells and no
 arithmetic with it.

@@ -281,7 +281,7 @@ def process_state(document: Mapping[str, Any]) -> str | None:
     if not pid or ticks is None or not runs.is_local(document):
         return None
     with contextlib.suppress(OSError, ValueError, IndexError):
-        fields = Path(f"/proc/{pid:d}/stat").read_bytes().rpartition(b")")[2].split()
+        fields = runs.process_fields(pid)
         if int(fields[19]) == ticks:
             return fields[0].decode("ascii", "replace")[:1]
     return None

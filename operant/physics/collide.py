@@ -55,13 +55,13 @@ def add(a, b):
 
 
 @device
-def sub(a, b):
+def subtract(a, b):
     """Difference of two vectors."""
     return a[0] - b[0], a[1] - b[1], a[2] - b[2]
 
 
 @device
-def scaled(a, x):
+def scale(a, x):
     """Vector a times x."""
     return a[0] * x, a[1] * x, a[2] * x
 
@@ -85,7 +85,7 @@ def axis_z(mat):
 
 
 @device
-def rotated(mat, a):
+def rotate(mat, a):
     """Matrix times vector: local to global."""
     return (
         mat[0] * a[0] + mat[1] * a[1] + mat[2] * a[2],
@@ -95,7 +95,7 @@ def rotated(mat, a):
 
 
 @device
-def rotated_back(mat, a):
+def rotate_back(mat, a):
     """Transposed matrix times vector: global to local."""
     return (
         mat[0] * a[0] + mat[3] * a[1] + mat[6] * a[2],
@@ -142,7 +142,7 @@ def _plane_point(origin, normal, point, radius, margin, tangent):
     """One contact (distance, position, normal, tangent) of a plane with a sphere around a point; distance FAR if
     missing.
     """
-    height = dot(sub(point, origin), normal)
+    height = dot(subtract(point, origin), normal)
     distance = height - radius
     near = height <= margin + radius
     return (
@@ -166,10 +166,10 @@ def plane_capsule(pos1, mat1, size1, pos2, mat2, size2, margin):
     one.
     """
     axis, normal = axis_z(mat2), axis_z(mat1)
-    segment = scaled(axis, size2[1])
+    segment = scale(axis, size2[1])
     return (
         _plane_point(pos1, normal, add(pos2, segment), size2[0], margin, axis),
-        _plane_point(pos1, normal, sub(pos2, segment), size2[0], margin, axis),
+        _plane_point(pos1, normal, subtract(pos2, segment), size2[0], margin, axis),
     )
 
 
@@ -189,11 +189,11 @@ def _plane_vertex(normal, vertex, distance, near):
 def plane_ellipsoid(pos1, mat1, size1, pos2, mat2, size2, margin):
     """Tuple of one contact of a plane and an ellipsoid, at the ellipsoid's lowest point; distance FAR if missing."""
     normal = axis_z(mat1)
-    down = rotated_back(mat2, scaled(normal, -ONE))
+    down = rotate_back(mat2, scale(normal, -ONE))
     # Lowest point of the unit sphere in scaled coordinates, brought back to the ellipsoid.
     unit, _ = normalized((down[0] * size2[0], down[1] * size2[1], down[2] * size2[2]))
-    vertex = add(pos2, rotated(mat2, (unit[0] * size2[0], unit[1] * size2[1], unit[2] * size2[2])))
-    distance = dot(normal, sub(vertex, pos1))
+    vertex = add(pos2, rotate(mat2, (unit[0] * size2[0], unit[1] * size2[1], unit[2] * size2[2])))
+    distance = dot(normal, subtract(vertex, pos1))
     return (_plane_vertex(normal, vertex, distance, distance <= margin),)
 
 
@@ -205,32 +205,32 @@ def plane_cylinder(pos1, mat1, size1, pos2, mat2, size2, margin):
     normal, axis, radius = axis_z(mat1), axis_z(mat2), size2[0]
     # The axis points towards the plane.
     along = dot(normal, axis)
-    axis, along = scaled(axis, -ONE if along > ZERO else ONE), -abs(along)
-    height = dot(sub(pos2, pos1), normal)
+    axis, along = scale(axis, -ONE if along > ZERO else ONE), -abs(along)
+    height = dot(subtract(pos2, pos1), normal)
     # Radius that points at the plane: part of the normal across the axis; if the discs are parallel to it, the x axis.
-    across = sub(scaled(axis, along), normal)
+    across = subtract(scale(axis, along), normal)
     length = math.sqrt(dot(across, across))
     upright = length < TINY
-    scale = radius / (ONE if upright else length)
+    factor = radius / (ONE if upright else length)
     across = (
-        (mat2[0] * radius if upright else across[0] * scale),
-        (mat2[3] * radius if upright else across[1] * scale),
-        (mat2[6] * radius if upright else across[2] * scale),
+        (mat2[0] * radius if upright else across[0] * factor),
+        (mat2[3] * radius if upright else across[1] * factor),
+        (mat2[6] * radius if upright else across[2] * factor),
     )
     lower = dot(across, normal)
-    axis, along = scaled(axis, size2[1]), along * size2[1]
+    axis, along = scale(axis, size2[1]), along * size2[1]
     first = height + along + lower
     touches = first <= margin
     second = height - along + lower
     side = height + along - lower * HALF
     vec1, _ = normalized(cross(across, axis))
-    vec1 = scaled(vec1, math.sqrt(THREE * radius * radius) * HALF)
+    vec1 = scale(vec1, math.sqrt(THREE * radius * radius) * HALF)
     middle = add_scaled(add(pos2, axis), across, -HALF)
     contacts = (
         _plane_vertex(normal, add(add(pos2, across), axis), first, touches),
-        _plane_vertex(normal, sub(add(pos2, across), axis), second, touches and second <= margin),
+        _plane_vertex(normal, subtract(add(pos2, across), axis), second, touches and second <= margin),
         _plane_vertex(normal, add(middle, vec1), side, touches and side <= margin),
-        _plane_vertex(normal, sub(middle, vec1), side, touches and side <= margin),
+        _plane_vertex(normal, subtract(middle, vec1), side, touches and side <= margin),
     )
     return contacts
 
@@ -241,11 +241,11 @@ def plane_box(pos1, mat1, size1, pos2, mat2, size2, margin):
     With fewer such corners the rest are missing, at distance FAR.
     """
     normal = axis_z(mat1)
-    height = dot(sub(pos2, pos1), normal)
+    height = dot(subtract(pos2, pos1), normal)
     none = no_contact(height)
     found, a, b, c, d = 0, none, none, none, none
     for corner in range(8):
-        vertex = rotated(
+        vertex = rotate(
             mat2,
             (
                 (size2[0] if corner & 1 else -size2[0]),
@@ -277,7 +277,7 @@ def _spheres(pos1, axis1, radius1, pos2, axis2, radius2, margin):
     both geoms' axes. So is it of spheres that are concentric up to the rounding of their positions, as in capsules of a
     planar robot whose axes cross: the normal is that of MuJoCo in float32, too.
     """
-    apart = sub(pos2, pos1)
+    apart = subtract(pos2, pos1)
     squared, reach = dot(apart, apart), margin + radius1 + radius2
     least = coincidence(squared)
     normal, length = normalized_beyond(apart, least)
@@ -303,7 +303,7 @@ def sphere_sphere(pos1, mat1, size1, pos2, mat2, size2, margin):
 def sphere_capsule(pos1, mat1, size1, pos2, mat2, size2, margin):
     """Tuple of one contact: of a sphere with the nearest point of a capsule's segment; distance FAR if missing."""
     axis = axis_z(mat2)
-    along = clip(dot(axis, sub(pos1, pos2)), -size2[1], size2[1])
+    along = clip(dot(axis, subtract(pos1, pos2)), -size2[1], size2[1])
     return (_spheres(pos1, axis_z(mat1), size1[0], add_scaled(pos2, axis, along), axis, size2[0], margin),)
 
 
@@ -311,10 +311,10 @@ def sphere_capsule(pos1, mat1, size1, pos2, mat2, size2, margin):
 def sphere_cylinder(pos1, mat1, size1, pos2, mat2, size2, margin):
     """Tuple of one contact of a sphere and a cylinder: with its side, a cap, or the edge between; FAR if missing."""
     axis1, axis, radius, half = axis_z(mat1), axis_z(mat2), size2[0], size2[1]
-    apart = sub(pos1, pos2)
+    apart = subtract(pos1, pos2)
     along = dot(axis, apart)
-    on_axis = scaled(axis, along)
-    across = sub(apart, on_axis)
+    on_axis = scale(axis, along)
+    across = subtract(apart, on_axis)
     squared = dot(across, across)
     side, cap = abs(along) < half, squared < radius * radius
     if side and cap:  # the centre lies inside: leave through the nearer surface
@@ -326,9 +326,9 @@ def sphere_cylinder(pos1, mat1, size1, pos2, mat2, size2, margin):
     if cap:
         zero = margin * ZERO * along
         distance, position, normal, tangent = _plane_point(
-            add_scaled(pos2, axis, half * up), scaled(axis, up), pos1, size1[0], margin, (zero, zero, zero)
+            add_scaled(pos2, axis, half * up), scale(axis, up), pos1, size1[0], margin, (zero, zero, zero)
         )
-        return ((distance, position, scaled(normal, -ONE), tangent),)
+        return ((distance, position, scale(normal, -ONE), tangent),)
     edge = add_scaled(add_scaled(pos2, axis, half * up), across, radius / math.sqrt(squared))
     return (_spheres(pos1, axis1, size1[0], edge, axis, radius * ZERO, margin),)
 
@@ -342,13 +342,13 @@ def _signed(flag, x):
 @device_call
 def _sphere_box(pos1, radius, pos2, mat2, size2, margin):
     """One contact of a sphere and a box; from inside, through the nearest face. Its distance is FAR if missing."""
-    centre = rotated_back(mat2, sub(pos1, pos2))
+    centre = rotate_back(mat2, subtract(pos1, pos2))
     inside = (
         clip(centre[0], -size2[0], size2[0]),
         clip(centre[1], -size2[1], size2[1]),
         clip(centre[2], -size2[2], size2[2]),
     )
-    normal, distance = normalized(sub(inside, centre))
+    normal, distance = normalized(subtract(inside, centre))
     missing = distance - radius > margin
     if distance <= TINY:
         # Nearest face in the order -x, x, -y, y, -z, z.
@@ -368,12 +368,12 @@ def _sphere_box(pos1, radius, pos2, mat2, size2, margin):
         distance = -closest
     else:
         deepest = add_scaled(centre, normal, radius)
-        local = scaled(add(inside, deepest), HALF)
+        local = scale(add(inside, deepest), HALF)
     zero = distance * ZERO
     return (
         (zero + FAR if missing else distance - radius),
-        add(rotated(mat2, local), pos2),
-        rotated(mat2, normal),
+        add(rotate(mat2, local), pos2),
+        rotate(mat2, normal),
         (zero, zero, zero),
     )
 
@@ -393,7 +393,7 @@ def capsule_capsule(pos1, mat1, size1, pos2, mat2, size2, margin):
     parallel capsules are at both ends of the stretch where they overlap. A missing one has distance FAR.
     """
     z1, z2, radius1, radius2 = axis_z(mat1), axis_z(mat2), size1[0], size2[0]
-    axis1, axis2, apart = scaled(z1, size1[1]), scaled(z2, size2[1]), sub(pos1, pos2)
+    axis1, axis2, apart = scale(z1, size1[1]), scale(z2, size2[1]), subtract(pos1, pos2)
     # Normal equations of min |pos1 + x1 axis1 - pos2 - x2 axis2|^2.
     ma, mb, mc = dot(axis1, axis1), -dot(axis1, axis2), dot(axis2, axis2)
     u, v = -dot(axis1, apart), dot(axis2, apart)
@@ -462,7 +462,7 @@ def _nearest_on_edges(pos, axis, half, size, best):
             if bits & (1 << j):
                 continue
             # Nearest points of the line through the edge's middle and of the segment, clipped to both.
-            start = sub(_with_component(_corner(size, bits), j, best * ZERO), pos)
+            start = subtract(_with_component(_corner(size, bits), j, best * ZERO), pos)
             u, v = -length * _component(start, j), dot(axis, start)
             determinant = ma * mc - mb * mb
             if abs(determinant) < TINY:
@@ -533,7 +533,7 @@ def capsule_box(pos1, mat1, size1, pos2, mat2, size2, margin):
     the segment runs along a face or an edge. A missing one has distance FAR; a contact precedes a missing one.
     """
     radius, half = size1[0], size1[1]
-    pos, axis = rotated_back(mat2, sub(pos1, pos2)), scaled(rotated_back(mat2, axis_z(mat1)), half)
+    pos, axis = rotate_back(mat2, subtract(pos1, pos2)), scale(rotate_back(mat2, axis_z(mat1)), half)
     direction = (1 if axis[0] > ZERO else 0) + (2 if axis[1] > ZERO else 0) + (4 if axis[2] > ZERO else 0)
 
     # Ends of the segment over a face, or inside the box.
@@ -570,8 +570,8 @@ def capsule_box(pos1, mat1, size1, pos2, mat2, size2, margin):
                         further = share
         further *= forward
 
-    first_at = add(rotated(mat2, add_scaled(pos, axis, at)), pos2)
-    second_at = add(rotated(mat2, add_scaled(pos, axis, at + further)), pos2)
+    first_at = add(rotate(mat2, add_scaled(pos, axis, at)), pos2)
+    second_at = add(rotate(mat2, add_scaled(pos, axis, at + further)), pos2)
     first, second = no_contact(best), no_contact(best)
     if kind >= 0 or over_face:
         first = _sphere_box(first_at, radius, pos2, mat2, size2, margin)

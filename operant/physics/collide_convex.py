@@ -28,11 +28,11 @@ from operant.physics.collide import (
     dot,
     flat,
     no_contact,
-    rotated,
-    rotated_back,
-    scaled,
+    rotate,
+    rotate_back,
+    scale,
     sphere_cylinder,
-    sub,
+    subtract,
 )
 
 HALVINGS = 40
@@ -64,7 +64,7 @@ def _slope(origin, direction, axis, radius, half, t):
 def capsule_cylinder_once(pos1, mat1, size1, pos2, mat2, size2, margin):
     """Tuple of one contact: of a cylinder with a sphere at the nearest point of a capsule's segment; FAR if missing."""
     direction, axis, radius, half, length = axis_z(mat1), axis_z(mat2), size2[0], size2[1], size1[1]
-    origin = sub(pos1, pos2)
+    origin = subtract(pos1, pos2)
     # Both ends of the stretch where the slope is 0, by bisection: the distance is convex along the segment.
     first, last, low, high = -length, length, -length, length
     for _ in range(HALVINGS):
@@ -115,8 +115,8 @@ def _on_cap(point, up, half, margin, pos2, mat2):
     zero = distance * ZERO
     return (
         (distance if distance < margin else zero + FAR),
-        add(rotated(mat2, place), pos2),
-        scaled(axis_z(mat2), -up),
+        add(rotate(mat2, place), pos2),
+        scale(axis_z(mat2), -up),
         (zero, zero, zero),
     )
 
@@ -127,13 +127,13 @@ def capsule_cylinder(pos1, mat1, size1, pos2, mat2, size2, margin):
     nearest point; distance FAR for a missing one.
     """
     (nearest,) = capsule_cylinder_once(pos1, mat1, size1, pos2, mat2, size2, margin)
-    direction, normal = rotated_back(mat2, axis_z(mat1)), rotated_back(mat2, nearest[2])
+    direction, normal = rotate_back(mat2, axis_z(mat1)), rotate_back(mat2, nearest[2])
     if nearest[0] == FAR or abs(direction[2]) >= LYING or abs(normal[2]) < ACROSS:
         return nearest, no_contact(nearest[0])
 
     # the line where the capsule touches: its axis, moved along the part of the normal that is perpendicular to it
     outward = add_scaled(normal, direction, -dot(normal, direction))
-    origin = add_scaled(rotated_back(mat2, sub(pos1, pos2)), outward, size1[0] + HALF * margin)
+    origin = add_scaled(rotate_back(mat2, subtract(pos1, pos2)), outward, size1[0] + HALF * margin)
     up = -ONE if normal[2] > ZERO else ONE
     length, half = size1[1], size2[1]
     first, last = _on_polygon(origin, direction, length, size2[0])

@@ -222,13 +222,13 @@ def start_ticks(pid: int | None = None) -> int | None:
     it. None if there is no such process.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(_process(pid)[19])  # field 22
+        return int(process_fields(pid)[19])  # field 22
     return None
 
 
-def _process(pid: int | None) -> list[bytes]:
-    """Return the fields of /proc/PID/stat from the third on (None: of this process). Raises OSError without such a
-    process.
+def process_fields(pid: int | None) -> list[bytes]:
+    """Return the fields of /proc/PID/stat after the name, of which the first is the state (None: of this process).
+    Raises OSError without such a process.
     """
     # `self` is right even if /proc belongs to another pid namespace, where this pid names another process.
     raw = Path(f"/proc/{'self' if pid is None else format(pid, 'd')}/stat").read_bytes()
@@ -259,7 +259,7 @@ def worker(path: Path) -> int | None:
             os.stat(path).st_ino,
         ):  # a copied folder names the worker of the original
             return None
-        fields = _process(pid)
+        fields = process_fields(pid)
         lives = int(fields[19]) == ticks and fields[0] not in (b"Z", b"X") and not int(fields[6]) & _EXITING
     except (OSError, ValueError, IndexError):
         return None

@@ -33,6 +33,7 @@ from operant.runs.folder import (
     host,
     integer_of,
     probe,
+    process_fields,
     read_json,
     write_json,
 )
@@ -524,7 +525,7 @@ def is_alive(identity: Mapping[str, Any]) -> bool | None:
         return False if identity.get("host") in (None, host()) else None  # an earlier boot of this machine
     pid, ticks = integer_of(identity, "pid"), integer_of(identity, "pid_start_ticks")
     try:
-        fields = Path(f"/proc/{pid:d}/stat").read_bytes().rpartition(b")")[2].split() if pid else []
+        fields = process_fields(pid) if pid else []
     except OSError:
         return False
     return bool(fields) and int(fields[19]) == ticks and fields[0] not in (b"Z", b"X")

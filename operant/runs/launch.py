@@ -214,7 +214,7 @@ def _is_gone(pid: int) -> bool:
     """Whether a process has ended, whether or not its parent has waited for it."""
     try:
         os.kill(pid, 0)
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]
+        state = runs.process_fields(pid)[:1]
     except ProcessLookupError:
         return True
     except OSError:
