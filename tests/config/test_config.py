@@ -1295,3 +1295,28 @@ def test_an_algorithm_of_a_users_own_is_named_by_file_and_class(write, tmp_path)
     }.items():
         with pytest.raises(ConfigError, match=f"command line: algo.name: .*{said}"):
             load(None, [f"algo.name={name}"])
+
+
+TRANSLATION = (Path(__file__).parents[2] / "docs" / "pages" / "translate.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("table", "algorithms", "least"), [("## Keys of PPO", ["ppo"], 25), ("## Keys of DQN", ["dqn", "sac", "td3"], 6)]
+)
+def test_every_key_of_the_page_of_translations_is_answered_with_its_name_here(table, algorithms, least):
+    """Rows are meaning, other libraries' names, and the key here. What is no plain name is left out."""
+    answered = 0
+    for row in TRANSLATION.partition(table)[2].partition("## ")[0].splitlines():
+        *cells, here = row.strip("| ").split(" | ")
+        key = (re.findall(r"`(\w+\.\w+)`", here) or [""])[0]
+        section, _, last = key.partition(".")
+        names = {name for cell in cells[1:] for name in re.findall(r"`(\w+)`", cell)} if key else set()
+        for name in names - {last, "num_envs", "batch_size", "learning_rate"}:  # keys here, too
+            said = []
+            for algorithm in algorithms:
+                with pytest.raises(ConfigError) as caught:
+                    load(None, [f"algo.name={algorithm}", f"{section}.{name}=1"])
+                said.append(str(caught.value))
+            assert any(f"did you mean '{key}'" in sentence for sentence in said), (name, said)
+            answered += 1
+    assert answered >= least
