@@ -31,7 +31,7 @@ def unknown_environment(name: str, shipped: Sequence[str]) -> tuple[str, str | N
     """
     if name in algos.names():
         return f"env.name: {name} is an algorithm, not an environment: operant train cartpole algo.name={name}", None
-    if name.endswith(".toml") or name in recipes.shipped():
+    if name.endswith(".toml") or any(name in (recipe, recipe.partition("/")[2]) for recipe in recipes.shipped()):
         return f"env.name: {similar.configuration_given(name)}", None
     nearest = similar.nearest(name, shipped)
     own = "your own file (my_env.py), an outside one (gymnasium:ID, ale:NAME, envpool:ID, my_envs.py:make)"

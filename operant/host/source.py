@@ -84,7 +84,7 @@ def make(source: Source, *, draws: bool = False) -> Any:
     try:
         import gymnasium
     except ImportError:
-        raise missing("gymnasium" if source.kind != "file" else "", source.name, "Gymnasium 1.2 or later") from None
+        raise missing(source.kind if source.kind != "file" else "", source.name, "Gymnasium 1.2 or later") from None
     for variable, value in _without_screen().items():
         os.environ.setdefault(variable, value)
     kwargs = dict(source.kwargs)

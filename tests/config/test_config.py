@@ -700,6 +700,13 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
         [],
         ["ppo.toml:2: env.name: 'mine.toml' is a configuration, not an environment. Train it: operant train --config"],
     ),
+    "name of a recipe for an environment": (
+        '[env]\nname = "pacman_memory"\n',
+        [],
+        [
+            "ppo.toml:2: env.name: 'pacman_memory' is a configuration, not an environment. Train it: operant train --config"
+        ],
+    ),
     "key of another algorithm": (
         "",
         ["algo.replay_capacity=9"],

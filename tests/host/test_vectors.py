@@ -282,7 +282,7 @@ def test_a_games_frames_are_preprocessed_on_the_learners_device():
     )
 
 
-@pytest.mark.parametrize(("kind", "package"), [("ale", "ale_py"), ("envpool", "envpool")])
+@pytest.mark.parametrize(("kind", "package"), [("ale", "ale_py"), ("ale", "gymnasium"), ("envpool", "envpool")])
 def test_a_missing_package_is_reported_with_its_install_command(kind, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
