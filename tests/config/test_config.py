@@ -703,9 +703,7 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
     "name of a recipe for an environment": (
         '[env]\nname = "pacman_memory"\n',
         [],
-        [
-            "ppo.toml:2: env.name: 'pacman_memory' is a configuration, not an environment. Train it: operant train --config"
-        ],
+        ["ppo.toml:2: env.name: 'pacman_memory' is a configuration, not an environment. Train it: operant train"],
     ),
     "key of another algorithm": (
         "",
