@@ -35,8 +35,8 @@ from pathlib import Path
 
 from operant import runs
 from operant.config import request
-from operant.runs.pool import Worker, wait
 from operant.runs import results
+from operant.runs.pool import Worker, wait
 
 SMALL = ("env.lanes=64", "run.steps=12288", "eval.episodes=8", "run.threads=1", "run.target=1000")
 CARTPOLE = (

@@ -734,7 +734,9 @@ class Policy:
         return given
 
     def _mask(self, legal: Any, batch: int) -> torch.Tensor:
-        """Mask of legal choices (H, B). Raises UsageError for one of another shape."""
+        """Convert a user's mask of legal actions, (choices) or (B, choices), to the network's, (choices, B) uint8.
+        Raises UsageError for another shape.
+        """
         import torch
 
         counts = getattr(self._actor.env.action, "n", 0)  # one number, or one for each dimension; none for a Box

@@ -53,7 +53,7 @@ class Batch(NamedTuple):
 
 
 def _require_loss(algorithm: object, loss: object) -> None:
-    """Raise UsageError unless `loss` is one number with a gradient."""
+    """Check that the loss that an algorithm's `learn` gave `step` is one number with a gradient. Raises UsageError."""
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         given = type(loss).__name__
         if isinstance(loss, Tensor):
@@ -65,7 +65,7 @@ def _require_loss(algorithm: object, loss: object) -> None:
 
 
 def _require_values(algorithm: object, values: tuple[object, ...], count: int) -> None:
-    """Raise UsageError unless `values` are `count` tensors."""
+    """Check that an algorithm's `learn` gave `record` one tensor for each of its `count` metrics. Raises UsageError."""
     if len(values) != count or not all(isinstance(value, Tensor) for value in values):
         given = ", ".join(type(value).__name__ for value in values) or "nothing"
         raise UsageError(
@@ -75,7 +75,9 @@ def _require_values(algorithm: object, values: tuple[object, ...], count: int) -
 
 
 def _require_tensors(algorithm: OnPolicy | OffPolicy, inherited: Collection[str] = ()) -> None:
-    """Raise UsageError unless `tensors` returns tensors by name, those of the base class (`inherited`) among them."""
+    """Check that an algorithm's `tensors`, which a checkpoint stores, returns tensors by name, with those of its base
+    class (`inherited`). Raises UsageError.
+    """
     name, named = f"{type(algorithm).__name__}.tensors", algorithm.tensors()
     if not isinstance(named, dict):
         raise UsageError(f"{name} returns {type(named).__name__}; it must return a dictionary of tensors by name")
@@ -196,8 +198,8 @@ class OnPolicy:
         return (*self.actor.distribution.log_probability_and_entropy(parameters, batch.action), value)
 
     def step(self, loss: Tensor) -> None:
-        """Take one step of Adam by the gradient of `loss`, clipped to `max_gradient_norm`. Raises UsageError if it is
-        no loss of the policy.
+        """Take one step of Adam along the gradient of `loss`, clipped to the norm `max_gradient_norm`. Raises
+        UsageError if `loss` is not one number that depends on the policy's parameters.
         """
         _require_loss(self, loss)
         self.actor.flat.backward(loss)
@@ -303,9 +305,7 @@ class OffPolicy(base.ReplayAlgorithm):
         precision: Literal["fp32", "tf32"] = Field("tf32", description="of matrix products on a GPU")
 
         def completed(self, steps: int) -> Self:
-            """Return a copy of this configuration in which `epsilon_steps`, if not set, is a tenth of the run's
-            `steps`.
-            """
+            """Fill in `epsilon_steps`, if it is not set, as a tenth of the run's `steps`. Returns a copy."""
             end = self.epsilon_steps or max(1, steps // 10)
             return super().completed(steps).model_copy(update={"epsilon_steps": end})
 
@@ -362,8 +362,8 @@ class OffPolicy(base.ReplayAlgorithm):
         return (self.target if target else self.actor).values(observation, legal)
 
     def step(self, loss: Tensor) -> None:
-        """Take one step of Adam by the gradient of `loss`, clipped to `max_gradient_norm`. Raises UsageError if it is
-        no loss of the policy.
+        """Take one step of Adam along the gradient of `loss`, clipped to the norm `max_gradient_norm`. Raises
+        UsageError if `loss` is not one number that depends on the policy's parameters.
         """
         _require_loss(self, loss)
         self.actor.flat.backward(loss)

@@ -232,8 +232,8 @@ class Convolutions(nn.Module):
         self.columns = height * width * channels[-1]  # features of a sample
 
     def _in_one_pass(self, observation: Tensor) -> bool:
-        """Whether bytes (O, B) pass through the layers at once: with gradients, whose batches are small; in an export,
-        which parts would bind to one B; or if a layer's values fit.
+        """Whether a batch of observations, bytes (O, B), is computed as a whole and not in parts that bound the memory.
+        It is with gradients, whose batches are small; in an export, which allows any B; and if it is small enough.
         """
         small = observation.shape[1] <= self._batch
         return torch.is_grad_enabled() or torch.compiler.is_exporting() or small

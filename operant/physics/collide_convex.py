@@ -5,8 +5,8 @@ Here it is the nearest point to rounding, and the middle of such a line: distanc
 
 Where a capsule lies on a cap of a cylinder, MuJoCo 4 has two contacts (flag `multiccd`, on by default), along the axis
 of the cylinder. Its cap is a regular polygon of 16 corners, to which it cuts the line where the capsule touches. The
-rule here was found by MuJoCo 4.0's results: in 6,000 random poses each with and without a margin both have the same
-number of contacts, at most 1e-5 m apart, unless the capsule's axis enters the cylinder.
+rule here was found by MuJoCo 4.0's results: in 4,000 random poses each with and without a margin both have the same
+number of contacts, 99 % of them within 2e-6 m. Poses in which the capsule's axis enters the cylinder are left out.
 """
 
 from __future__ import annotations

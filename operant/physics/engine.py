@@ -215,7 +215,7 @@ def _build(m: Model, real: Any, reads: tuple[str, ...], scales: tuple[str, ...],
         nl, nc = limits(w), find(w)
         return constrain(w, nl, nc)
 
-    change_weights = _as_call(make("weights", scratch.weights)) if "weight change dof" in lay.at else _no_program
+    change_weights = _as_call(make("weights", scratch.weight_changes)) if "weight change dof" in lay.at else _no_program
     advance = _integrator(m, lay, make, scratch, dynamics, wrenches, real)
     # The state's fields lie in the scratch in their order.
     first, fields, size = lay.at["qpos"], lay.fields, lay.size
@@ -433,9 +433,9 @@ class _Scratch:
         values = getattr(state, name)
         return [x for value in values for x in (value if isinstance(value, list) else [value])]
 
-    def weights(self, tape: Tape) -> None:
-        """Record what depends on the lane's masses and armature in the constraint rows: the changes of the inverse
-        weights of bodies, dofs and tendons, and D and the bound of dry friction.
+    def weight_changes(self, tape: Tape) -> None:
+        """Record how a lane's scaled masses and armature change the constraint rows: inverse weights of bodies, dofs and
+        tendons, and D and the bound of dry friction.
         """
         m, at = self.m, self.lay.at
         weights, mass, armature = inverse_weights(m), self.scaling(tape, "mass"), self.scaling(tape, "armature")

@@ -131,8 +131,8 @@ class _Chunk:
         totals.add_(self._terms.sum(dim=1))
 
     def _policy_gradient(self, samples: Batch) -> None:
-        """Write B dL_CLIP / d log pi(a|s), (n), and the terms of each sample: surrogate, KL estimate, and whether the
-        ratio is clipped, (n) each.
+        """Compute the gradient of PPO's clipped objective L_CLIP with respect to each sample's log pi(a|s), times B,
+        (n); and each sample's surrogate, KL estimate and whether its ratio is clipped, (n) each.
 
         L_CLIP = E[min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)] and d r / d log pi = r. The gradient is r A where r A
         is the minimum, and 0 elsewhere.
