@@ -434,8 +434,8 @@ class _Scratch:
         return [x for value in values for x in (value if isinstance(value, list) else [value])]
 
     def weight_changes(self, tape: Tape) -> None:
-        """Record how a lane's scaled masses and armature change the constraint rows: inverse weights of bodies, dofs and
-        tendons, and D and the bound of dry friction.
+        """Record how a lane's scaled masses and armature change the constraint rows: inverse weights of bodies, dofs
+        and tendons, and D and the bound of dry friction.
         """
         m, at = self.m, self.lay.at
         weights, mass, armature = inverse_weights(m), self.scaling(tape, "mass"), self.scaling(tape, "armature")
